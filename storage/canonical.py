@@ -1,0 +1,48 @@
+"""Canonical JSON: one byte string for one value, on every host and in every process.
+
+Object keys are sorted by code point, nothing is indented, text is UTF-8, and floating-point numbers are
+written in their shortest form. Not-a-number and infinities are refused, because JSON has no word for them.
+"""
+
+import math
+from typing import TypeAlias
+
+import orjson
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+def canonical_json(value: Json) -> bytes:
+    """Return the one encoding of `value`.
+
+    Raises:
+        ValueError: `value` holds something that JSON cannot hold exactly: a non-finite number, an integer of
+            more than 64 bits, a key that is not text.
+    """
+    _refuse_non_finite(value)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise ValueError(f"cannot be written as JSON: {error}") from error
+
+
+def parse_json(data: bytes) -> Json:
+    """Return the value that `data` encodes.
+
+    Raises:
+        ValueError: `data` is not JSON.
+    """
+    value: Json = orjson.loads(data)
+    return value
+
+
+def _refuse_non_finite(value: Json) -> None:
+    # orjson writes nan and infinity as null, which would give two values one encoding.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} cannot be written as JSON")
+    if isinstance(value, dict):
+        for item in value.values():
+            _refuse_non_finite(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_non_finite(item)

@@ -1,0 +1,1 @@
+"""Child processes in which frontends and compilers run, with limits on time, memory and log."""
