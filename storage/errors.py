@@ -50,3 +50,9 @@ class NotCommittedError(GraphKilnError):
     """No committed variant, or more than one, suits what was asked for."""
 
     exit_code = 5
+
+
+class StoreUnavailableError(GraphKilnError):
+    """The store's medium failed: the disk is full, the network is down, an I/O error."""
+
+    exit_code = 6

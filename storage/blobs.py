@@ -1,0 +1,88 @@
+"""How a blob's content becomes stored bytes, and comes back only if every digest matches.
+
+A blob is named by the digest of its *stored* bytes, so that anybody can check it without decoding. Whoever
+refers to it records the encoding, the digest of the content and both sizes, so that nothing is decompressed
+before its digest matched, and nothing comes out larger than was promised.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from graphkiln.storage.digests import Digest, digest_bytes
+from graphkiln.storage.errors import DamagedStoreError
+
+# Below this size, in bytes, compression saves less than it costs to look at.
+_COMPRESS_FROM = 4096
+
+# Zstandard level 1 with long-distance matching over a window of 2**27 bytes: measured at 24 times on TPU
+# executables, where level 1 alone gave 7 and level 19 gave 31 at a hundredth of the speed.
+_LEVEL = 1
+_WINDOW_LOG = 27
+
+
+class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names a blob and everything needed to check it.
+
+    Attributes:
+        digest: digest of the stored bytes; the blob's name.
+        encoding: how the content was made into stored bytes.
+        stored_size: number of stored bytes.
+        content_digest: digest of the content.
+        size: number of bytes of the content.
+    """
+
+    digest: Digest
+    encoding: Literal["identity", "zstd"]
+    stored_size: int
+    content_digest: Digest
+    size: int
+
+
+def encode(content: bytes) -> tuple[BlobRef, bytes]:
+    """Return the reference and the stored bytes of some content."""
+    encoding: Literal["identity", "zstd"] = "identity"
+    stored = content
+    if len(content) >= _COMPRESS_FROM:
+        compressed = _compress(content)
+        if len(compressed) < len(content):
+            encoding, stored = "zstd", compressed
+    ref = BlobRef(digest_bytes(stored), encoding, len(stored), digest_bytes(content), len(content))
+    return ref, stored
+
+
+def decode(ref: BlobRef, stored: bytes) -> bytes:
+    """Return the content, once the stored bytes and the content have matched `ref`.
+
+    Raises:
+        DamagedStoreError: they do not match.
+    """
+    if len(stored) != ref.stored_size:
+        raise DamagedStoreError(f"it has {len(stored)} bytes instead of {ref.stored_size}", reason="wrong-size")
+    if digest_bytes(stored) != ref.digest:
+        raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
+    content = _decompress(ref, stored) if ref.encoding == "zstd" else stored
+    if len(content) != ref.size or digest_bytes(content) != ref.content_digest:
+        raise DamagedStoreError("its content does not match what refers to it", reason="wrong-content")
+    return content
+
+
+def _compress(content: bytes) -> bytes:
+    import zstandard  # a warm start that reads small blobs needs none of it
+
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        _LEVEL, source_size=len(content), window_log=_WINDOW_LOG, enable_ldm=True, write_content_size=True
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(content)
+
+
+def _decompress(ref: BlobRef, stored: bytes) -> bytes:
+    import zstandard
+
+    try:
+        # The frame states its size; it is checked before anything of that size is allocated.
+        if zstandard.frame_content_size(stored) != ref.size:
+            raise DamagedStoreError("it would decompress to another size", reason="wrong-content")
+        return zstandard.ZstdDecompressor(max_window_size=2**_WINDOW_LOG).decompress(stored)
+    except zstandard.ZstdError as error:
+        raise DamagedStoreError(f"it cannot be decompressed: {error}", reason="wrong-content") from error

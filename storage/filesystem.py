@@ -1,0 +1,74 @@
+"""The small contract that a store asks of a file system, and how a URL becomes one.
+
+Paths are relative to the store's root, with ``/`` between their parts. Everything above this contract works
+the same on a local disk, in memory and on an object store.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from graphkiln.storage.local import LocalFilesystem
+
+
+class StoreFilesystem(Protocol):
+    """What a store needs. Every method may raise `OSError` for faults of the medium."""
+
+    url: str
+
+    def read(self, path: str) -> bytes:
+        """Return the whole object.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write an object that does not exist yet, whole or not at all.
+
+        Returns:
+            False if there is one already, which stays as it is.
+        """
+
+    def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
+        """Durably write an object, whole or not at all, if it still holds `expected` (None: if there is none).
+
+        Returns:
+            False if it holds something else, which stays as it is.
+        """
+
+    def move(self, source: str, destination: str) -> bool:
+        """Move an object to a path where there is none.
+
+        Returns:
+            False if there is no object at `source` (any more).
+        """
+
+    def delete(self, path: str) -> None:
+        """Delete an object; it is no error if there is none."""
+
+    def names(self, folder: str) -> Iterator[str]:
+        """Iterate over the paths of all objects below `folder`, in order; there may be none."""
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Return once the objects at `paths` would survive a loss of power."""
+
+
+def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> StoreFilesystem:
+    """Return the file system for a store's URL, without touching it.
+
+    Args:
+        url: a local path, or any URL that fsspec knows (``s3://bucket/prefix``, ``memory://name``).
+        options: what fsspec passes to the file system, such as an endpoint.
+
+    Raises:
+        BadInputError: fsspec does not know the protocol, its package is not installed, or an option is wrong.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return LocalFilesystem(url)
+    if scheme in ("file", "local"):
+        return LocalFilesystem(rest)
+    # fsspec costs more to import than a whole warm start from a local store.
+    from graphkiln.storage.remote import RemoteFilesystem
+
+    return RemoteFilesystem(url, options or {})

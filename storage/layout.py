@@ -1,0 +1,63 @@
+"""Where each object lies in a store. No path is made out of user text that was not checked."""
+
+import re
+
+from graphkiln.storage.digests import Digest, is_digest
+from graphkiln.storage.errors import BadInputError
+
+FORMAT = "graphkiln-store.json"
+BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
+QUARANTINE = "quarantine"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it can be a part of a path on every file system.
+
+    Args:
+        what: what it names, for the error message.
+        name: what the user wrote.
+
+    Raises:
+        BadInputError: it cannot.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise BadInputError(
+            f"{what} {name!r} is not a valid name: use 1 to 100 letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit",
+            reason="bad-name",
+        )
+    return name
+
+
+def by_digest(folder: str, digest: Digest) -> str:
+    """Return the path of an object that is named by a digest.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if not is_digest(digest):
+        raise ValueError(f"{digest!r} is not a digest")
+    return f"{folder}/{digest[:2]}/{digest}"
+
+
+def by_variant(folder: str, network: str, target: str, variant: Digest) -> str:
+    """Return the path of a plan or a ref.
+
+    Raises:
+        BadInputError: a name is not valid.
+        ValueError: the variant is not a digest.
+    """
+    if not is_digest(variant):
+        raise ValueError(f"{variant!r} is not a digest")
+    return f"{by_target(folder, network, target)}/{variant}"
+
+
+def by_target(folder: str, network: str, target: str) -> str:
+    """Return the folder of the plans or refs of a network's target.
+
+    Raises:
+        BadInputError: a name is not valid.
+    """
+    return f"{folder}/{check_name('network', network)}/{check_name('target', target)}"

@@ -1,0 +1,116 @@
+"""A store on a local or mounted disk.
+
+Every object is written to a temporary in its own folder and then linked or renamed into place, so that no
+reader ever sees a part of one, and a crash leaves at most a temporary that nothing reads. `os.link` fails if
+the name is taken, which makes it an exclusive create; `flock` on the folder makes compare-and-set atomic, and
+the system drops the lock of a process that dies.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+class LocalFilesystem:
+    """Implements `graphkiln.storage.filesystem.StoreFilesystem`."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).expanduser().absolute()
+        self.url = str(self._root)
+
+    def read(self, path: str) -> bytes:
+        """Return the whole object; see the contract."""
+        try:
+            return (self._root / path).read_bytes()
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args) from error
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Link a new object into place; see the contract. Durable only after `sync`."""
+        final = self._root / path
+        with _temporary(final, data, durable=False) as temporary:
+            try:
+                os.link(temporary, final)
+            except FileExistsError:
+                return False
+        return True
+
+    def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
+        """Rename an object into place under a lock on its folder; see the contract."""
+        final = self._root / path
+        with _temporary(final, data, durable=True) as temporary, _locked(final.parent) as folder:
+            if _content(final) != expected:
+                return False
+            temporary.replace(final)
+            os.fsync(folder)
+        return True
+
+    def move(self, source: str, destination: str) -> bool:
+        """Rename an object; see the contract."""
+        final = self._root / destination
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            (self._root / source).rename(final)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def delete(self, path: str) -> None:
+        """Delete an object; see the contract."""
+        (self._root / path).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> Iterator[str]:
+        """Iterate over objects, temporaries of other writers included; see the contract."""
+        for directory, folders, files in os.walk(self._root / folder):
+            folders.sort()
+            for name in sorted(files):
+                yield (Path(directory) / name).relative_to(self._root).as_posix()
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Flush files and their folders to the disk; see the contract."""
+        files = {self._root / path for path in paths}
+        folders = {parent for file in files for parent in file.parents if parent.is_relative_to(self._root)}
+        for path in (*files, *folders):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _temporary(final: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
+    final.parent.mkdir(parents=True, exist_ok=True)
+    path = final.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    try:
+        # The umask and the folder decide who may read: a second user of the store must be able to.
+        with path.open("xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,202 @@
+"""The documents of a store: what each of them says.
+
+A manifest holds no time, host or run, so that equal artifacts give an equal manifest. The others may.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+from graphkiln.storage.blobs import BlobRef
+from graphkiln.storage.canonical import Json
+from graphkiln.storage.digests import Digest
+from graphkiln.storage.keys import KeyPart
+from graphkiln.storage.ranks import RankSet
+
+
+class StoreFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the whole store is written in."""
+
+    format: int
+    digest: str
+
+
+class NetworkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The network of a plan.
+
+    Attributes:
+        name: its name in the store.
+        frontend: the frontend's name.
+        entrypoint: what the spec says.
+        defaults: the parameters that the spec gave.
+        parameters: `defaults` with what the run set over them.
+    """
+
+    name: str
+    frontend: str
+    entrypoint: str
+    defaults: dict[str, Json]
+    parameters: dict[str, Json]
+
+
+class TargetRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The target of a plan.
+
+    Attributes:
+        name: its name in the spec and in the store.
+        backend: the backend's name.
+        options: what the spec says.
+        platform: what the frontend lowered for.
+        settings: the options as the backend resolved them, CPU features included.
+    """
+
+    name: str
+    backend: str
+    options: dict[str, Json]
+    platform: str
+    settings: dict[str, Json]
+
+
+class PlannedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kernel graph of a plan.
+
+    Attributes:
+        name: unique in its plan.
+        payload: what the backend gets.
+        payload_format: how the payload is encoded.
+        ranks: who runs it.
+        key: the action key of its compilation.
+    """
+
+    name: str
+    payload: BlobRef
+    payload_format: str
+    ranks: RankSet
+    key: Digest
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the frontend gave for one variant.
+
+    Attributes:
+        network: the network, with its parameters.
+        target: the target, as resolved.
+        variant: digest of parameters, resolved target and toolchain.
+        toolchain: fingerprints of frontend and backend.
+        graphs: the kernel graphs, in the frontend's order.
+    """
+
+    network: NetworkRecord
+    target: TargetRecord
+    variant: Digest
+    toolchain: tuple[KeyPart, ...]
+    graphs: tuple[PlannedGraph, ...]
+
+    def title(self) -> str:
+        """Return how messages call this variant: network, target and the start of the variant."""
+        return f"{self.network.name} for {self.target.name} (variant {self.variant[:12]})"
+
+
+class PlanDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as it is stored, mutable, one for each variant.
+
+    Attributes:
+        plan: the plan.
+        created_at: when it was written, with a time zone.
+        previous: the plan document that this one replaced.
+    """
+
+    plan: Plan
+    created_at: datetime
+    previous: BlobRef | None
+
+
+class CompileStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a compile took.
+
+    Attributes:
+        seconds: wall time.
+        peak_memory_bytes: largest resident memory of the compiler's process tree.
+        host: where it ran.
+        finished_at: when it ended, with a time zone.
+    """
+
+    seconds: float
+    peak_memory_bytes: int
+    host: str
+    finished_at: datetime
+
+
+class ActionResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a successful compile made.
+
+    Attributes:
+        key: the action key.
+        parts: what the key was made of.
+        outputs: the artifact, name by name.
+        log: what the compiler printed, if anything.
+        stats: what it took.
+    """
+
+    key: Digest
+    parts: tuple[KeyPart, ...]
+    outputs: dict[str, BlobRef]
+    log: BlobRef | None
+    stats: CompileStats
+
+
+class FailureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last failed compile of an action. It is only ever shown, and never stands in for a run.
+
+    Attributes:
+        key: the action key.
+        graph: name of the kernel graph in the run that failed.
+        backend: the compiler.
+        reason: kebab-case word, such as ``"compiler-error"`` or ``"timeout"``.
+        retryable: whether it may succeed with nothing changed (killed, disk full).
+        message: the compiler's own words.
+        log: all that it printed.
+        stats: what it took.
+    """
+
+    key: Digest
+    graph: str
+    backend: str
+    reason: str
+    retryable: bool
+    message: str
+    log: BlobRef | None
+    stats: CompileStats
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A complete variant: its plan, and the artifact of each of its kernel graphs."""
+
+    plan: Plan
+    artifacts: dict[str, dict[str, BlobRef]]
+
+
+class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The commit point of one variant.
+
+    Attributes:
+        network: the network's name.
+        target: the target's name.
+        variant: the variant.
+        manifest: digest of the manifest's stored bytes.
+        committed_at: when the ref was moved there, with a time zone.
+    """
+
+    network: str
+    target: str
+    variant: Digest
+    manifest: Digest
+    committed_at: datetime
+
+
+class QuarantineNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Says what was found wrong with a quarantined object."""
+
+    path: str
+    reason: str
+    found_at: datetime

@@ -1,0 +1,185 @@
+"""What users write: a network, its parameters and its targets, as TOML or as a `NetworkSpec`."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from graphkiln.storage import layout
+from graphkiln.storage.canonical import Json, canonical_json
+from graphkiln.storage.errors import BadInputError
+
+_GIB = 1024**3
+
+
+class TargetSpec(BaseModel):
+    """What to compile for. Every key besides `backend` is an option of that backend, which checks it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    backend: str = Field(description="Name of the backend, such as xla or command.")
+
+    @property
+    def options(self) -> dict[str, Json]:
+        """The backend's options."""
+        return dict(self.model_extra or {})
+
+
+class LimitsSpec(BaseModel):
+    """What a child process may use. Limits are no part of any key: they decide whether, not what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parse_seconds: float = Field(default=3600, gt=0, description="Wall time of a frontend run, in seconds.")
+    compile_seconds: float = Field(default=6 * 3600, gt=0, description="Wall time of one compile, in seconds.")
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="Resident memory of one child's process tree, in GiB; unset, nine tenths of the host's.",
+    )
+
+    def memory_bytes(self) -> int:
+        """Return the limit on resident memory, in bytes."""
+        if self.memory_gib is not None:
+            return math.ceil(self.memory_gib * _GIB)
+        import psutil
+
+        return int(psutil.virtual_memory().total * 0.9)
+
+
+class NetworkSpec(BaseModel):
+    """A network to compile. Relative paths in it start from `folder`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="Name of the network in the store.")
+    frontend: str = Field(description="Name of the frontend, such as jax or file.")
+    entrypoint: str = Field(description="What the frontend reads, such as network.py:programs.")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="The network's parameters.")
+    targets: dict[str, TargetSpec] = Field(min_length=1, description="Targets by name; the first is the default.")
+    limits: LimitsSpec = Field(default_factory=LimitsSpec, description="Limits of the child processes.")
+    folder: str = Field(default=".", description="Where relative paths start from.")
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_path_part(cls, name: str) -> str:
+        return layout.check_name("network", name)
+
+    @field_validator("targets")
+    @classmethod
+    def _target_names_are_path_parts(cls, targets: dict[str, TargetSpec]) -> dict[str, TargetSpec]:
+        for name in targets:
+            layout.check_name("target", name)
+        return targets
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_are_json(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        canonical_json(parameters)
+        return parameters
+
+    def target(self, name: str | None) -> tuple[str, TargetSpec]:
+        """Return the target of that name with the name, or the first one if None.
+
+        Raises:
+            BadInputError: there is no such target.
+        """
+        if name is None:
+            return next(iter(self.targets.items()))
+        if name not in self.targets:
+            raise BadInputError(
+                f"network {self.name} has no target {name!r}{did_you_mean(name, self.targets)}", reason="unknown-target"
+            )
+        return name, self.targets[name]
+
+    def merged_parameters(self, overrides: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the parameters with `overrides` over them.
+
+        Raises:
+            BadInputError: an override names no parameter of the spec, or has another type.
+        """
+        for name, value in overrides.items():
+            if name not in self.parameters:
+                raise BadInputError(
+                    f"network {self.name} has no parameter {name!r}{did_you_mean(name, self.parameters)}",
+                    reason="unknown-parameter",
+                )
+            _check_same_type(name, self.parameters[name], value)
+        return {**self.parameters, **overrides}
+
+
+def load_spec(path: str | Path) -> NetworkSpec:
+    """Read a spec from a TOML file.
+
+    Raises:
+        BadInputError: it is missing, not TOML, or not a spec; the message says where.
+    """
+    path = Path(path).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInputError(f"there is no spec {path}", reason="spec-missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"the spec {path} cannot be read: {error}", reason="spec-unreadable") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInputError(f"{path} is not TOML: {error}", reason="spec-syntax") from error
+    network = document.pop("network", None)
+    if not isinstance(network, dict):
+        raise BadInputError(f"{path} has no [network] table", reason="spec-invalid")
+    try:
+        return NetworkSpec.model_validate({**document, **network, "folder": str(path.absolute().parent)})
+    except ValidationError as error:
+        raise BadInputError(f"{path}: {_first_mistake(error, network)}", reason="spec-invalid") from error
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}", reason=error.reason) from error
+
+
+def did_you_mean(word: str, known: Mapping[str, object]) -> str:
+    """Return how to go on after an unknown word: the closest known one, and all of them."""
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{hint} (known: {', '.join(known) or 'none'})"
+
+
+def parse_assignment(text: str) -> tuple[str, Json]:
+    """Read ``key=value`` from a command line; the value is TOML, or else text as it stands.
+
+    Raises:
+        BadInputError: there is no ``=`` or no key.
+    """
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise BadInputError(f"{text!r} is not of the form key=value", reason="bad-assignment")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value
+
+
+def _check_same_type(name: str, default: Json, value: Json) -> None:
+    same = type(value) is type(default) or (isinstance(default, float) and type(value) is int) or default is None
+    if not same:
+        raise BadInputError(
+            f"parameter {name} is a {type(default).__name__} in the spec ({default!r}), and {value!r} is not",
+            reason="parameter-type",
+        )
+
+
+def _first_mistake(error: ValidationError, network: Mapping[str, object]) -> str:
+    mistakes = error.errors(include_url=False)
+    first = mistakes[0]
+    place = [str(item) for item in first["loc"]]
+    if place and place[0] in network:
+        place.insert(0, "network")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        fields = LimitsSpec.model_fields if place[0] == "limits" else NetworkSpec.model_fields
+        message = f"unknown key{did_you_mean(place[-1], dict(fields))}"
+    more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    return f"{'.'.join(place)}: {message}{more}"
