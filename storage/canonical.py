@@ -5,11 +5,15 @@ written in their shortest form. Not-a-number and infinities are refused, because
 """
 
 import math
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+if TYPE_CHECKING:
+    Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+else:
+    # msgspec resolves annotations and knows no recursive alias; what it decodes from JSON is JSON anyway.
+    Json = Any
 
 
 def canonical_json(value: Json) -> bytes:

@@ -1,15 +1,14 @@
-"""Looking up what an action made: only a result whose every byte is there and matches is one."""
+"""What was made before and still holds: only a result whose every byte is there and matches is one."""
 
-import logging
+from collections.abc import Iterator
 
 import msgspec
 
+from graphkiln.storage import layout
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import DamagedStoreError
-from graphkiln.storage.records import ActionResult
+from graphkiln.storage.records import ActionResult, Manifest
 from graphkiln.storage.store import Store
-
-_log = logging.getLogger("graphkiln")
 
 
 def usable_result(store: Store, key: Digest) -> ActionResult | None:
@@ -38,3 +37,18 @@ def _with_readable_log(store: Store, result: ActionResult) -> ActionResult:
     without = msgspec.structs.replace(result, log=None)
     store.replace_action(without)
     return without
+
+
+def missing_from(store: Store, manifest: Manifest) -> Iterator[DamagedStoreError]:
+    """Iterate over the documents that belong to a committed manifest and are not there: its actions, its plan."""
+    plan = manifest.plan
+    expected = {
+        layout.by_digest(layout.ACTIONS, graph.key): f"the action result of {graph.name}" for graph in plan.graphs
+    }
+    expected[layout.by_variant(layout.PLANS, plan.network.name, plan.target.name, plan.variant)] = "the plan"
+    for path, what in expected.items():
+        try:
+            store.read_raw(path)
+        except FileNotFoundError:
+            message = f"{store.url}/{path} ({what} of {plan.title()}, which is committed) is missing"
+            yield DamagedStoreError(message, reason="missing", path=path)

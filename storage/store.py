@@ -49,12 +49,13 @@ def default_url() -> str:
     return os.environ.get("GRAPHKILN_STORE") or str(cache / "graphkiln")
 
 
-def open_store(url: str | None = None, options: Mapping[str, Any] | None = None) -> "Store":
+def open_store(url: str | None = None, options: Mapping[str, Any] | None = None, *, checked: bool = True) -> "Store":
     """Return a store, which need not exist yet; nothing is written.
 
     Args:
         url: where it is; `default_url()` if None.
         options: what fsspec passes to the file system.
+        checked: whether to read the store's format; only a verification does without.
 
     Raises:
         BadInputError: the URL cannot be opened, or a newer GraphKiln wrote the store.
@@ -62,7 +63,20 @@ def open_store(url: str | None = None, options: Mapping[str, Any] | None = None)
         StoreUnavailableError: the medium fails.
     """
     store = Store(open_filesystem(url or default_url(), options))
-    store.read_format()
+    if checked:
+        store.read_format()
+    return store
+
+
+def open_for_writing(url: str | None = None, options: Mapping[str, Any] | None = None) -> "Store":
+    """Return a store that can be written; a damaged format file is written again, with a warning.
+
+    Raises:
+        BadInputError: the URL cannot be opened, the store cannot be written, or a newer GraphKiln wrote it.
+        StoreUnavailableError: the medium fails.
+    """
+    store = Store(open_filesystem(url or default_url(), options))
+    store.prepare_for_writing()
     return store
 
 
@@ -129,7 +143,7 @@ class Store:
 
     def quarantine(self, error: DamagedStoreError) -> None:
         """Move the object that `error` is about out of the way, and warn."""
-        _log.warning("%s; it is set aside and made again", error)
+        _log.warning("%s: it will be made again", error)
         place = f"{layout.QUARANTINE}/{error.path.replace('/', '_')}.{secrets.token_hex(4)}"
         note = QuarantineNote(path=error.path, reason=str(error), found_at=self._now())
         with self._medium(error.path):
@@ -270,7 +284,11 @@ class Store:
                 raise DamagedStoreError("it is missing", reason="missing") from None
             if digest_bytes(data) != digest:
                 raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
-            return unseal(data, "manifest", Manifest)
+            manifest = unseal(data, "manifest", Manifest)
+            planned = {graph.name for graph in manifest.plan.graphs}
+            if planned != manifest.artifacts.keys() or not all(manifest.artifacts.values()):
+                raise DamagedStoreError("it does not name an artifact for each kernel graph", reason="incomplete")
+            return manifest
 
     def write_manifest(self, manifest: Manifest) -> Digest:
         """Durably store a manifest and return its digest. What it names must be durable already."""

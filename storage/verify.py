@@ -1,6 +1,7 @@
 """Reading a whole store and saying what is wrong with it. Nothing is changed."""
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
 import msgspec
@@ -11,7 +12,8 @@ from graphkiln.storage.digests import Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import unseal
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.local import TEMPORARY_PREFIX
-from graphkiln.storage.records import Manifest, Plan, QuarantineNote
+from graphkiln.storage.records import Plan, QuarantineNote
+from graphkiln.storage.results import missing_from
 from graphkiln.storage.store import Store
 
 Found = TypeVar("Found")
@@ -137,7 +139,7 @@ class _Verifier:
     def _look_for_lost_refs(self) -> None:
         for path in self._store.names(layout.MANIFESTS):
             name = Digest(path.rpartition("/")[2])
-            manifest = self._check(lambda name=name: self._store.read_manifest(name)) if is_digest(name) else None  # type: ignore[misc]
+            manifest = self._check(functools.partial(self._store.read_manifest, name)) if is_digest(name) else None
             if manifest is None:
                 continue
             plan = manifest.plan
@@ -164,7 +166,7 @@ class _Verifier:
 
     def _blobs(self, refs: Iterable[BlobRef], what: str) -> None:
         for ref in refs:
-            self._check(lambda ref=ref: self._store.get_blob(ref, what))  # type: ignore[misc]
+            self._check(functools.partial(self._store.get_blob, ref, what))
 
     def _check(self, read: Callable[[], Found]) -> Found | None:
         try:
@@ -183,18 +185,3 @@ _BY_DIGEST: dict[str, Callable[[_Verifier, Digest], None]] = {
     layout.FAILURES: _Verifier._look_at_failure,
     layout.MANIFESTS: _Verifier._look_at_manifest,
 }
-
-
-def missing_from(store: Store, manifest: Manifest) -> Iterator[DamagedStoreError]:
-    """Iterate over the documents that belong to a committed manifest and are not there: its actions, its plan."""
-    plan = manifest.plan
-    expected = {
-        layout.by_digest(layout.ACTIONS, graph.key): f"the action result of {graph.name}" for graph in plan.graphs
-    }
-    expected[layout.by_variant(layout.PLANS, plan.network.name, plan.target.name, plan.variant)] = "the plan"
-    for path, what in expected.items():
-        try:
-            store.read_raw(path)
-        except FileNotFoundError:
-            message = f"{store.url}/{path} ({what} of {plan.title()}, which is committed) is missing"
-            yield DamagedStoreError(message, reason="missing", path=path)

@@ -1,0 +1,272 @@
+"""What a store knows of its networks, as `status`, `show`, `explain` and `log` tell it. Nothing is changed."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Literal, TypeVar
+
+import msgspec
+
+from graphkiln.storage import layout
+from graphkiln.storage.digests import Digest
+from graphkiln.storage.documents import unseal
+from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.keys import PartChange
+from graphkiln.storage.plans import key_changes
+from graphkiln.storage.records import ActionResult, FailureRecord, Manifest, Plan, PlanDocument, PlannedGraph, RefRecord
+from graphkiln.storage.store import Store
+
+Found = TypeVar("Found")
+GraphState = Literal["compiled", "failed", "not compiled", "damaged"]
+VariantState = Literal["committed", "outdated", "failed", "not committed", "damaged"]
+
+
+class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel graph of a stored plan.
+
+    Attributes:
+        name: the kernel graph.
+        ranks: who runs it.
+        state: whether it has a result now.
+        key: its action key.
+        seconds: wall time of its compile.
+        bytes: size of its artifact, decoded.
+        reason: why it failed, in one word.
+        message: why it failed, in the compiler's words.
+    """
+
+    name: str
+    ranks: str
+    state: GraphState
+    key: Digest
+    seconds: float | None = None
+    bytes: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+class VariantStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant in the store.
+
+    Attributes:
+        network: the network's name.
+        target: the target's name.
+        variant: the variant.
+        state: ``"committed"``: `load` gives its newest plan; ``"outdated"``: `load` gives an older plan, as the
+            newest has not compiled; ``"failed"`` and ``"not committed"``: there is nothing to load.
+        planned_at: when its plan was written; None if the plan is lost.
+        committed_at: when it was committed; None if it is not.
+        damage: what is wrong with its documents, if anything.
+        parameters: the network's parameters.
+        graphs: its kernel graphs.
+    """
+
+    network: str
+    target: str
+    variant: Digest
+    state: VariantState
+    planned_at: datetime | None
+    committed_at: datetime | None
+    damage: str | None
+    parameters: dict[str, object]
+    graphs: tuple[GraphStatus, ...]
+
+
+class GraphExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a kernel graph was a hit or a miss.
+
+    Attributes:
+        name: the kernel graph.
+        state: whether it has a result now.
+        changes: the key parts that differ from the plan before; None if it has no such kernel graph.
+    """
+
+    name: str
+    state: GraphState
+    changes: tuple[PartChange, ...] | None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan beside the one before it.
+
+    Attributes:
+        network: the network's name.
+        target: the target's name.
+        variant: the variant of the newest plan.
+        planned_at: when it was written.
+        before: variant of the plan that it is compared with; None if it is the first.
+        before_at: when that one was written.
+        parameters: parameters that differ, as (before, after).
+        graphs: its kernel graphs.
+    """
+
+    network: str
+    target: str
+    variant: Digest
+    planned_at: datetime
+    before: Digest | None
+    before_at: datetime | None
+    parameters: dict[str, tuple[object, object]]
+    graphs: tuple[GraphExplanation, ...]
+
+
+def variants_of(store: Store, network: str | None = None, target: str | None = None) -> list[VariantStatus]:
+    """Return every variant of a network or of all, newest first within each target.
+
+    Raises:
+        BadInputError: the store has no such network or target.
+    """
+    names = sorted({*store.variants(layout.PLANS, network, target), *store.variants(layout.REFS, network, target)})
+    if network is not None and not names:
+        known = sorted(
+            {f"{name} for {of}" for folder in (layout.PLANS, layout.REFS) for name, of, _ in store.variants(folder)}
+        )
+        wanted = network if target is None else f"{network} for {target}"
+        raise BadInputError(
+            f"the store {store.url} has no {wanted}; it has: {', '.join(known) or 'nothing'}", reason="unknown-network"
+        )
+    found = [_variant_status(store, *name) for name in names]
+    found.sort(key=lambda item: item.planned_at.timestamp() if item.planned_at else 0.0, reverse=True)
+    return sorted(found, key=lambda item: (item.network, item.target))
+
+
+def explain(store: Store, network: str, target: str | None = None) -> Explanation:
+    """Compare the newest plan of a network with the one before it.
+
+    Raises:
+        BadInputError: the store has no plan of it, or plans for several targets.
+        DamagedStoreError: a plan is damaged.
+    """
+    target = target or only_target(store, network)
+    plans = [store.read_plan(*name) for name in store.variants(layout.PLANS, network, target)]
+    documents = sorted((plan for plan in plans if plan is not None), key=lambda item: item.created_at)
+    if not documents:
+        raise BadInputError(f"the store {store.url} has no plan of {network} for {target}", reason="unknown-network")
+    newest = documents.pop()
+    if newest.previous is not None:
+        data = store.get_blob(newest.previous, f"the plan before {newest.plan.title()}")
+        documents.append(unseal(data, "plan", PlanDocument))
+    before = max(documents, key=lambda item: item.created_at, default=None)
+    plan = newest.plan
+    return Explanation(
+        network=network,
+        target=target,
+        variant=plan.variant,
+        planned_at=newest.created_at,
+        before=before.plan.variant if before else None,
+        before_at=before.created_at if before else None,
+        parameters=_changed_parameters(before.plan, plan) if before else {},
+        graphs=tuple(_explain_graph(store, before, plan, graph) for graph in plan.graphs),
+    )
+
+
+def compiler_log(store: Store, network: str, graph: str, target: str | None = None) -> str:
+    """Return what the compiler printed for a kernel graph of the newest plan that has it.
+
+    Raises:
+        BadInputError: there is no such kernel graph, it has not been compiled, or it left no log.
+        DamagedStoreError: the log is damaged.
+    """
+    for variant in variants_of(store, network, target or only_target(store, network)):
+        for item in variant.graphs:
+            if item.name == graph:
+                return _log_of(store, item)
+    raise BadInputError(f"{network} has no kernel graph {graph!r}", reason="unknown-kernel-graph")
+
+
+def only_target(store: Store, network: str) -> str:
+    """Return the one target that the store has for a network.
+
+    Raises:
+        BadInputError: it has none, or several.
+    """
+    targets = sorted({of for folder in (layout.PLANS, layout.REFS) for _, of, _ in store.variants(folder, network)})
+    if len(targets) == 1:
+        return targets[0]
+    told = f"targets {', '.join(targets)}: say which with --target" if targets else "no such network"
+    raise BadInputError(f"{network} in the store {store.url}: {told}", reason="unknown-target")
+
+
+def _variant_status(store: Store, network: str, target: str, variant: Digest) -> VariantStatus:
+    damage: list[str] = []
+    ref: RefRecord | None = _tolerant(lambda: store.read_ref(network, target, variant), damage)
+    document: PlanDocument | None = _tolerant(lambda: store.read_plan(network, target, variant), damage)
+    manifest: Manifest | None = None
+    if ref is not None:
+        manifest = _tolerant(lambda: store.read_manifest(ref.manifest), damage)
+    plan: Plan | None = document.plan if document else manifest.plan if manifest else None
+    graphs = tuple(_graph_status(store, graph) for graph in plan.graphs) if plan else ()
+    return VariantStatus(
+        network=network,
+        target=target,
+        variant=variant,
+        state=_variant_state(damage, manifest, plan, graphs),
+        planned_at=document.created_at if document else None,
+        committed_at=ref.committed_at if ref and manifest else None,
+        damage="; ".join(damage) or None,
+        parameters=dict(plan.network.parameters) if plan else {},
+        graphs=graphs,
+    )
+
+
+def _variant_state(
+    damage: list[str], manifest: Manifest | None, plan: Plan | None, graphs: tuple[GraphStatus, ...]
+) -> VariantState:
+    if damage or any(graph.state == "damaged" for graph in graphs):
+        return "damaged"
+    if manifest is not None:
+        return "committed" if manifest.plan == plan else "outdated"
+    return "failed" if any(graph.state == "failed" for graph in graphs) else "not committed"
+
+
+def _graph_status(store: Store, graph: PlannedGraph) -> GraphStatus:
+    damage: list[str] = []
+    result: ActionResult | None = _tolerant(lambda: store.read_action(graph.key), damage)
+    failure: FailureRecord | None = None
+    if result is None:
+        failure = _tolerant(lambda: store.read_failure(graph.key), damage)
+    state: GraphState = "compiled" if result else "damaged" if damage else "failed" if failure else "not compiled"
+    return GraphStatus(
+        name=graph.name,
+        ranks=str(graph.ranks),
+        state=state,
+        key=graph.key,
+        seconds=result.stats.seconds if result else failure.stats.seconds if failure else None,
+        bytes=sum(ref.size for ref in result.outputs.values()) if result else None,
+        reason=failure.reason if failure else None,
+        message=failure.message if failure else "; ".join(damage) or None,
+    )
+
+
+def _explain_graph(store: Store, before: PlanDocument | None, plan: Plan, graph: PlannedGraph) -> GraphExplanation:
+    changes = key_changes(before.plan, plan, graph.name) if before else None
+    return GraphExplanation(
+        name=graph.name,
+        state=_graph_status(store, graph).state,
+        changes=None if changes is None else tuple(changes),
+    )
+
+
+def _changed_parameters(before: Plan, after: Plan) -> dict[str, tuple[object, object]]:
+    old, new = before.network.parameters, after.network.parameters
+    return {
+        name: (old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    }
+
+
+def _log_of(store: Store, graph: GraphStatus) -> str:
+    record = store.read_action(graph.key) or store.read_failure(graph.key)
+    if record is None:
+        raise BadInputError(f"kernel graph {graph.name} has not been compiled", reason="not-compiled")
+    if record.log is None:
+        raise BadInputError(f"the compiler printed nothing for kernel graph {graph.name}", reason="no-log")
+    return store.get_blob(record.log, f"the compiler log of {graph.name}").decode(errors="replace")
+
+
+def _tolerant(read: Callable[[], Found], damage: list[str]) -> Found | None:
+    try:
+        return read()
+    except DamagedStoreError as error:
+        damage.append(str(error))
+        return None

@@ -1,0 +1,185 @@
+"""What a trainer calls: `ensure` compiles what is missing, `load` only loads what is committed.
+
+`load` imports neither Prefect nor pydantic nor the network's Python, and traces nothing.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphkiln.flows.prefect_server import server_configured
+from graphkiln.storage import layout
+from graphkiln.storage.canonical import Json
+from graphkiln.storage.digests import Digest
+from graphkiln.storage.errors import DamagedStoreError, GraphKilnError, NotCommittedError
+from graphkiln.storage.keys import changed_parts
+from graphkiln.storage.plans import toolchain
+from graphkiln.storage.records import Manifest, RefRecord
+from graphkiln.storage.store import Store, open_store
+from graphkiln.tasks.checks import refuse_unknown
+from graphkiln.tasks.network import CompiledNetwork
+from graphkiln.tasks.registry import load_backend, load_frontend
+
+if TYPE_CHECKING:
+    from graphkiln.tasks.spec import NetworkSpec
+
+_log = logging.getLogger("graphkiln")
+
+
+def ensure(
+    spec: "NetworkSpec | str | Path",
+    *,
+    target: str | None = None,
+    parameters: Mapping[str, Json] | None = None,
+    store: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+) -> CompiledNetwork:
+    """Compile what is missing, commit, and return the compiled network.
+
+    Runs as a Prefect flow if a Prefect server is configured, else without Prefect.
+
+    Args:
+        spec: a `NetworkSpec`, or the path of one in TOML.
+        target: one of the spec's targets; the first if None.
+        parameters: what to set over the spec's parameters.
+        store: URL of the store; ``$GRAPHKILN_STORE`` or the user's cache folder if None.
+        storage_options: what fsspec passes to the store's file system.
+        jobs: how many compilers may work at once; the number of cores if None.
+
+    Raises:
+        BadInputError: the spec, the target, the parameters, the network or the store cannot be used.
+        CompileFailedError: a kernel graph did not compile; the message names each one. Nothing was committed.
+        StoreUnavailableError: the store's medium failed.
+    """
+    from graphkiln.tasks.session import open_session
+    from graphkiln.tasks.workers import Workers
+
+    with Workers(jobs) as workers:
+        session = open_session(
+            spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
+        )
+        if server_configured():
+            from graphkiln.flows.compile_network import run_as_flow
+
+            run_as_flow(session, workers.jobs)
+        else:
+            from graphkiln.flows.direct import run_direct
+
+            run_direct(session)
+    error = session.report.error(session.resolved.target.backend)
+    if error is not None:
+        raise error
+    return _committed(session.store, session.resolved.network.name, session.resolved.target.name, session.plan.variant)
+
+
+def load(
+    name: str,
+    *,
+    target: str,
+    parameters: Mapping[str, Json] | None = None,
+    store: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CompiledNetwork:
+    """Return a committed network, compiling nothing.
+
+    The one variant is taken whose parameters are its spec's defaults with `parameters` over them, and whose
+    target and toolchain are those of this host. It is as old as its `committed_at` says: whether the network's
+    source has changed since is for `ensure` to find out.
+
+    Args:
+        name: the network's name.
+        target: the target's name.
+        parameters: what was set over the spec's parameters.
+        store: URL of the store; ``$GRAPHKILN_STORE`` or the user's cache folder if None.
+        storage_options: what fsspec passes to the store's file system.
+
+    Raises:
+        NotCommittedError: no variant suits, or several do; the message lists what there is.
+        DamagedStoreError: a document of the store is damaged, and none that is not suits.
+        BadInputError: a parameter is unknown, or the store cannot be read.
+    """
+    opened = open_store(store, storage_options)
+    variants = opened.variants(layout.REFS, name, target)
+    suiting: list[CompiledNetwork] = []
+    others: list[str] = []
+    damage: list[DamagedStoreError] = []
+    for variant in variants:
+        try:
+            network = _committed(opened, *variant)
+            misfit = _misfit(network.manifest, parameters or {})
+        except DamagedStoreError as error:
+            damage.append(error)
+            continue
+        if misfit is None:
+            suiting.append(network)
+        else:
+            others.append(
+                f"  variant {network.variant[:12]}, committed {network.committed_at:%Y-%m-%d %H:%M}: {misfit}"
+            )
+    if len(suiting) == 1:
+        _log.info("loaded %r", suiting[0])
+        return suiting[0]
+    if damage and not suiting:
+        raise damage[0]
+    others += [
+        f"  {network!r}: suits, with defaults {dict(network.manifest.plan.network.defaults)}" for network in suiting
+    ]
+    raise _not_committed(opened, name, target, len(suiting), others)
+
+
+def _committed(store: Store, network: str, target: str, variant: Digest) -> CompiledNetwork:
+    ref = store.read_ref(network, target, variant)
+    if ref is None:
+        raise NotCommittedError(
+            f"{network} for {target} (variant {variant[:12]}) is not committed", reason="not-committed"
+        )
+    manifest = store.read_manifest(ref.manifest)
+    _check_belongs(store, ref, manifest)
+    return CompiledNetwork(manifest, ref.committed_at, store)
+
+
+def _check_belongs(store: Store, ref: RefRecord, manifest: Manifest) -> None:
+    """Refuse a manifest that is whole, but another variant's."""
+    plan = manifest.plan
+    if (plan.network.name, plan.target.name, plan.variant) != (ref.network, ref.target, ref.variant):
+        path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)
+        raise DamagedStoreError(
+            f"{store.url}/{path} is damaged: it names the manifest of {plan.title()}", reason="misplaced", path=path
+        )
+
+
+def _misfit(manifest: Manifest, parameters: Mapping[str, Json]) -> str | None:
+    """Return why a variant is not the one that is asked for on this host, or None if it is."""
+    plan = manifest.plan
+    network, target = plan.network, plan.target
+    refuse_unknown(parameters, network.parameters, what=f"parameter of {network.name}", reason="unknown-parameter")
+    wanted = {**network.defaults, **parameters}
+    different = [name for name in wanted if wanted[name] != network.parameters[name]]
+    if different:
+        told = ", ".join(f"{name} = {network.parameters[name]!r}, not {wanted[name]!r}" for name in different)
+        return f"compiled with {told}"
+    backend = load_backend(target.backend)
+    settings = backend.resolve(target.options).settings
+    other = [name for name in settings | target.settings if settings.get(name) != target.settings.get(name)]
+    if other:
+        return f"compiled for a target that is not this host's ({', '.join(other)} differ)"
+    tools = toolchain(load_frontend(network.frontend).fingerprint(), backend.fingerprint(settings))
+    changes = [change.name for change in changed_parts(plan.toolchain, tools)]
+    if changes:
+        return f"compiled with another toolchain ({', '.join(changes)} differ)"
+    return None
+
+
+def _not_committed(store: Store, name: str, target: str, suiting: int, others: list[str]) -> GraphKilnError:
+    if suiting:
+        head = f"{suiting} committed variants of {name} for {target} suit: say which with parameters="
+        return NotCommittedError("\n".join([head, *others]), reason="ambiguous")
+    head = f"no committed variant of {name} for {target} in {store.url} suits"
+    if not others:
+        known = sorted({f"{network} for {target}" for network, target, _ in store.variants(layout.REFS)})
+        others = [f"  committed there: {', '.join(known) or 'nothing'}"]
+    return NotCommittedError(
+        "\n".join([f"{head}: compile it with `graphkiln compile` or ensure()", *others]), reason="not-committed"
+    )

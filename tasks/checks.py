@@ -1,0 +1,25 @@
+"""Checks that adapters share."""
+
+import difflib
+from collections.abc import Iterable
+
+from graphkiln.storage.errors import BadInputError
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, reason: str) -> None:
+    """Accept only names that are known.
+
+    Args:
+        given: the names that a user wrote.
+        known: the names that there are.
+        what: what the names stand for, such as ``"option of backend 'command'"``.
+        reason: `BadInputError.reason` of the refusal.
+
+    Raises:
+        BadInputError: a name is not known; the message has the nearest one that is, or else all of them.
+    """
+    names = sorted(known)
+    for name in sorted(set(given).difference(names)):
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
+        raise BadInputError(f"unknown {what}: {name!r}; {hint}", reason=reason)

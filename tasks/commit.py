@@ -1,0 +1,74 @@
+"""Stage 3: nothing else makes a network loadable.
+
+Everything that the manifest will name is read back and checked, then made durable; then the manifest is
+written, and last the ref that makes it visible.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from graphkiln.storage import layout
+from graphkiln.storage.blobs import BlobRef
+from graphkiln.storage.digests import Digest
+from graphkiln.storage.errors import CompileFailedError
+from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
+from graphkiln.storage.results import usable_result
+from graphkiln.storage.store import Store
+from graphkiln.tasks.outcome import GraphOutcome
+
+
+def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> Digest:
+    """Read back everything that the manifest will name, write the manifest, and move the ref.
+
+    Args:
+        plan: the plan.
+        outcomes: what became of its kernel graphs, by name. Those of other ranks may be missing.
+        store: the store.
+
+    Returns:
+        The manifest's digest.
+
+    Raises:
+        CompileFailedError: a kernel graph of the plan has not compiled. Nothing is written.
+        DamagedStoreError: something is not what was written. Nothing is written.
+    """
+    artifacts = {graph.name: _verified_artifact(graph, outcomes, store) for graph in plan.graphs}
+    for graph in plan.graphs:
+        store.get_blob(graph.payload, f"the payload of {graph.name}")
+    store.sync(_named_paths(plan, artifacts))
+    manifest = store.write_manifest(Manifest(plan=plan, artifacts=artifacts))
+    store.read_manifest(manifest)
+    _move_ref(plan, manifest, store)
+    return manifest
+
+
+def _verified_artifact(graph: PlannedGraph, outcomes: Mapping[str, GraphOutcome], store: Store) -> dict[str, BlobRef]:
+    outcome = outcomes.get(graph.name)
+    if outcome is not None and not outcome.succeeded:
+        raise CompileFailedError(f"kernel graph {graph.name} did not compile: {outcome.message}", reason="not-compiled")
+    result = usable_result(store, graph.key)
+    if result is None:
+        raise CompileFailedError(f"kernel graph {graph.name} has no result: compile it", reason="not-compiled")
+    return dict(result.outputs)
+
+
+def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> list[str]:
+    blobs = [graph.payload for graph in plan.graphs]
+    blobs += [ref for outputs in artifacts.values() for ref in outputs.values()]
+    paths = {layout.by_digest(layout.BLOBS, ref.digest) for ref in blobs}
+    return sorted(paths | {layout.by_digest(layout.ACTIONS, graph.key) for graph in plan.graphs})
+
+
+def _move_ref(plan: Plan, manifest: Digest, store: Store) -> None:
+    variant = (plan.network.name, plan.target.name, plan.variant)
+    current = store.mend(lambda: store.read_ref(*variant))
+    if current is None or current.manifest != manifest:
+        store.write_ref(
+            RefRecord(
+                network=plan.network.name,
+                target=plan.target.name,
+                variant=plan.variant,
+                manifest=manifest,
+                committed_at=datetime.now(UTC),
+            )
+        )

@@ -1,0 +1,198 @@
+"""Entrypoints that are Python callables: how they are found and called, and how their errors read.
+
+Whatever the user's code raises becomes one `BadInputError` that names the exception and the user's own line.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from graphkiln.storage.errors import BadInputError
+from graphkiln.tasks.contracts import ParseRequest
+
+Result = TypeVar("Result")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_LONGEST_MESSAGE = 800
+_OWN_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def check_program_name(entrypoint: str, name: Any) -> None:
+    """Refuse what cannot name a kernel graph.
+
+    Raises:
+        BadInputError: `name` is not text, or has other characters than letters, digits, ``.``, ``_`` and ``-``.
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise BadInputError(
+            f"{entrypoint} returned a program named {name!r}: use letters, digits, '.', '_' and '-'",
+            reason="bad-program-name",
+        )
+
+
+class Entrypoint:
+    """A Python callable named by ``file.py:callable`` or ``package.module:callable``.
+
+    Attributes:
+        text: what the spec says.
+    """
+
+    def __init__(self, request: ParseRequest) -> None:
+        """Split the entrypoint's text.
+
+        Raises:
+            BadInputError: it has not the form of an entrypoint.
+        """
+        self.text = request.entrypoint
+        self._folder = Path(request.folder)
+        self._parameters = request.parameters
+        self._source, _, self._attribute = request.entrypoint.rpartition(":")
+        if not self._source or not self._attribute:
+            raise BadInputError(
+                f"the entrypoint {self.text!r} is neither file.py:callable nor package.module:callable",
+                reason="bad-entrypoint",
+            )
+        self._file = self._folder / self._source if self._source.endswith(".py") else None
+
+    @contextmanager
+    def import_path(self) -> Iterator[None]:
+        """Let the network import what lies beside its file and in the spec's folder, while the context lasts."""
+        before = list(sys.path)
+        sys.path[:0] = [str(folder) for folder in self._own_folders()]
+        try:
+            yield
+        finally:
+            sys.path[:] = before
+
+    def call(self) -> Any:
+        """Import the callable, call it with the network's parameters and return what it returns.
+
+        Raises:
+            BadInputError: the file, module or attribute is missing, the parameters do not fit, or it raises.
+        """
+        module = self._import_file(self._file) if self._file is not None else self._import_module()
+        function: Any = module
+        for part in self._attribute.split("."):
+            if not hasattr(function, part):
+                raise BadInputError(
+                    f"entrypoint {self.text}: {self._source} has no {self._attribute}", reason="no-such-attribute"
+                )
+            function = getattr(function, part)
+        if not callable(function):
+            raise BadInputError(
+                f"entrypoint {self.text}: {self._attribute} is a {type(function).__name__}, which cannot be called",
+                reason="entrypoint-not-callable",
+            )
+        self._check_parameters(function)
+        return self.guard("calling it", lambda: function(**self._parameters))
+
+    def guard(self, doing: str, action: Callable[[], Result]) -> Result:
+        """Run `action`, which runs the user's code; `doing` says in the error what was going on.
+
+        Raises:
+            BadInputError: `action` raised anything; one of ours passes unchanged.
+        """
+        try:
+            return action()
+        except (BadInputError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  a network that calls sys.exit() must not end us quietly
+            # The message says it all; a chain of tracebacks would bury it.
+            raise BadInputError(
+                f"entrypoint {self.text}: {doing}: {_described(error)}{self._where(error)}", reason="network-raised"
+            ) from None
+
+    def _own_folders(self) -> list[Path]:
+        if self._file is None:
+            return [self._folder]
+        return list(dict.fromkeys([self._file.resolve().parent, self._folder]))
+
+    def _import_module(self) -> ModuleType:
+        try:
+            found = self.guard("importing it", lambda: importlib.util.find_spec(self._source))
+        except BadInputError as error:
+            raise self._no_module(f"its parent cannot be imported ({error})") from error
+        if found is None:
+            raise self._no_module(f"it is not on sys.path, nor in {self._folder}")
+        return self.guard("importing it", lambda: importlib.import_module(self._source))
+
+    def _no_module(self, why: str) -> BadInputError:
+        return BadInputError(
+            f"entrypoint {self.text}: there is no module {self._source}: {why}", reason="no-such-module"
+        )
+
+    def _import_file(self, file: Path) -> ModuleType:
+        if not file.is_file():
+            raise BadInputError(f"entrypoint {self.text}: there is no file {file}", reason="no-such-file")
+        return self.guard("importing it", lambda: _import_path(file.resolve()))
+
+    def _check_parameters(self, function: Callable[..., Any]) -> None:
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # written in C
+            return
+        try:
+            signature.bind(**self._parameters)
+        except TypeError as error:
+            accepted = ", ".join(signature.parameters) or "none"
+            raise BadInputError(
+                f"entrypoint {self.text}: its parameters do not fit: {error} (it takes: {accepted})",
+                reason="bad-parameters",
+            ) from None
+
+    def _where(self, error: BaseException) -> str:
+        """Return `` (file:line)`` of the user's deepest frame, or nothing if the error never was in the user's code."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return f" ({self._shown(Path(error.filename))}:{error.lineno})"
+        frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        own = [frame for frame in frames if any(frame[0].is_relative_to(folder) for folder in self._own_folders())]
+        other = [frame for frame in frames if not _is_tooling(frame[0])]
+        if not own and not other:
+            return ""
+        file, line = (own or other)[-1]
+        return f" ({self._shown(file)}:{line})"
+
+    def _shown(self, file: Path) -> str:
+        return str(file.relative_to(self._folder) if file.is_relative_to(self._folder) else file)
+
+
+def _import_path(file: Path) -> ModuleType:
+    name = file.stem
+    found = importlib.util.find_spec(name) if name.isidentifier() and name not in sys.modules else None
+    if found is not None and found.origin is not None and Path(found.origin).resolve() == file:
+        # The name by which its siblings and the trainer import it, so that its classes have one identity.
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(f"graphkiln_network_{name}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and annotations look their module up here.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_tooling(file: Path) -> bool:
+    """Tell whether a frame belongs to the interpreter, JAX or GraphKiln, rather than to the user or a library."""
+    if file.name.startswith("<") or file.is_relative_to(_OWN_PACKAGE):
+        return True
+    site_packages = Path(sysconfig.get_path("purelib"))
+    if file.is_relative_to(site_packages):
+        return file.relative_to(site_packages).parts[0] in ("jax", "jaxlib")
+    return file.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def _described(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE] + " …"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,81 @@
+"""A committed network, as a trainer uses it. Imports neither Prefect nor pydantic nor a framework."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from graphkiln.storage.canonical import Json
+from graphkiln.storage.digests import Digest
+from graphkiln.storage.records import Manifest, PlannedGraph
+from graphkiln.storage.store import Store
+from graphkiln.tasks.checks import refuse_unknown
+from graphkiln.tasks.registry import load_backend
+
+
+class CompiledNetwork:
+    """A complete, committed variant of a network. Every byte is checked before anything uses it.
+
+    Attributes:
+        manifest: the plan and the artifacts.
+        committed_at: when it was committed, with a time zone.
+    """
+
+    def __init__(self, manifest: Manifest, committed_at: datetime, store: Store) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._graphs = {graph.name: graph for graph in manifest.plan.graphs}
+        self.committed_at = committed_at
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.manifest.plan.network.name
+
+    @property
+    def target(self) -> str:
+        """The target's name."""
+        return self.manifest.plan.target.name
+
+    @property
+    def variant(self) -> Digest:
+        """The digest of parameters, target and toolchain."""
+        return self.manifest.plan.variant
+
+    @property
+    def parameters(self) -> Mapping[str, Json]:
+        """The network's parameters."""
+        return self.manifest.plan.network.parameters
+
+    def graphs(self, rank: int | None = None) -> list[str]:
+        """Return the names of the kernel graphs, in the frontend's order.
+
+        Args:
+            rank: only those that this rank runs.
+        """
+        return [graph.name for graph in self._graphs.values() if rank is None or rank in graph.ranks]
+
+    def load(self, graph: str, *, devices: Sequence[Any] | None = None) -> Any:
+        """Return one kernel graph, ready to run.
+
+        Args:
+            graph: its name.
+            devices: the devices to run on, as the backend understands them; its own choice if None.
+
+        Raises:
+            BadInputError: there is no such kernel graph, or the devices do not suit it.
+            DamagedStoreError: the artifact is missing or damaged. `ensure` makes it again.
+        """
+        planned = self._planned(graph)
+        outputs = {
+            name: self._store.get_blob(ref, f"output {name} of {graph} in {self.manifest.plan.title()}")
+            for name, ref in self.manifest.artifacts[planned.name].items()
+        }
+        target = self.manifest.plan.target
+        return load_backend(target.backend).load(target.settings, outputs, devices)
+
+    def __repr__(self) -> str:
+        return f"<CompiledNetwork {self.manifest.plan.title()}, committed {self.committed_at:%Y-%m-%d %H:%M:%S %Z}>"
+
+    def _planned(self, graph: str) -> PlannedGraph:
+        refuse_unknown([graph], self._graphs, what=f"kernel graph of {self.name}", reason="unknown-kernel-graph")
+        return self._graphs[graph]

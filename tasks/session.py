@@ -1,0 +1,297 @@
+"""One network on its way from its frontend to its manifest: what both ways to run the stages share."""
+
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from graphkiln.storage.canonical import Json
+from graphkiln.storage.digests import Digest
+from graphkiln.storage.errors import CompileFailedError
+from graphkiln.storage.plans import distinct_graphs
+from graphkiln.storage.ranks import RankSet
+from graphkiln.storage.records import Manifest, Plan, PlannedGraph
+from graphkiln.storage.results import missing_from
+from graphkiln.storage.store import Store, open_for_writing
+from graphkiln.tasks.commit import commit_manifest
+from graphkiln.tasks.compile import cached_outcome, compile_graph
+from graphkiln.tasks.contracts import KernelGraph
+from graphkiln.tasks.outcome import GraphOutcome, outcome_for
+from graphkiln.tasks.parse import store_plan, wanted_graphs
+from graphkiln.tasks.resolve import ResolvedNetwork, resolve
+from graphkiln.tasks.sandbox.pool import ChildFailedError
+from graphkiln.tasks.spec import NetworkSpec
+from graphkiln.tasks.workers import Workers
+
+_log = logging.getLogger("graphkiln")
+
+
+class Progress(Protocol):
+    """Is told what happens. Its methods are called from several threads."""
+
+    def planned(self, graphs: list[PlannedGraph]) -> None:
+        """The frontend has given its kernel graphs; these are wanted."""
+
+    def compiling(self, graph: PlannedGraph) -> None:
+        """A compile has started."""
+
+    def finished(self, outcome: GraphOutcome) -> None:
+        """A kernel graph is cached, compiled or failed."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run made of one network for one target.
+
+    Attributes:
+        network: the network's name.
+        target: the target's name.
+        variant: the variant.
+        store: the store's URL.
+        manifest: digest of the manifest that is committed now; None if this run did not commit.
+        graphs: what became of each kernel graph that was wanted, in the plan's order.
+        missing: kernel graphs of other ranks that are yet to be compiled, for which the commit waits.
+        seconds: wall time of the run so far.
+    """
+
+    network: str
+    target: str
+    variant: Digest
+    store: str
+    manifest: Digest | None
+    graphs: tuple[GraphOutcome, ...]
+    missing: tuple[str, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> list[GraphOutcome]:
+        """The kernel graphs that have no artifact now: failed or blocked."""
+        return [outcome for outcome in self.graphs if not outcome.succeeded]
+
+    def summary(self) -> str:
+        """Return one line: how many kernel graphs are in which state, and what was committed."""
+        states = [outcome.state for outcome in self.graphs]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        if self.manifest is not None:
+            return f"{counts}; committed manifest {self.manifest[:12]}"
+        waits = f"; waits for {', '.join(self.missing)}" if self.missing and not self.failed else ""
+        return f"{counts}; not committed{waits}"
+
+    def error(self, backend: str) -> CompileFailedError | None:
+        """Return the error that names every kernel graph without an artifact, or None if each has one."""
+        if not self.failed:
+            return None
+        lines = [f"  {item.name}: {backend}: {item.reason}: {item.message}" for item in self.failed]
+        return CompileFailedError(
+            f"{self.network} for {self.target}: {len(lines)} of {len(self.graphs)} kernel graphs did not compile, "
+            "nothing was committed\n" + "\n".join(lines),
+            reason="compile-failed",
+            retryable=all(item.retryable for item in self.failed),
+        )
+
+
+class CompileSession:
+    """One run of one network for one target. Its methods may be called from any thread, and again."""
+
+    def __init__(
+        self,
+        resolved: ResolvedNetwork,
+        store: Store,
+        workers: Workers,
+        *,
+        ranks: RankSet | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.resolved = resolved
+        self.store = store
+        self._workers = workers
+        self._ranks = ranks
+        self._progress = progress
+        self._started = time.monotonic()
+        self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
+        self._known: dict[Digest, GraphOutcome] = {}
+        self._report: Report | None = None
+
+    @property
+    def reported(self) -> bool:
+        """Whether the run has come to its commit."""
+        return self._report is not None
+
+    @property
+    def report(self) -> Report:
+        """What `commit` reported; there is none before."""
+        if self._report is None:
+            raise RuntimeError(f"{self.resolved.title} has not come to its commit")
+        return self._report
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The plan, stored; waits for the frontend.
+
+        Raises:
+            BadInputError: the frontend refuses the network.
+            CompileFailedError: the frontend's process ended, or was ended, without an answer.
+        """
+        try:
+            parsed = self._parsed.result()
+        except ChildFailedError as error:
+            if error.reason == "interrupted":
+                raise
+            raise frontend_failure(self.resolved, error) from error
+        self._warn_of_losses()
+        plan = store_plan(self.resolved, parsed, self.store)
+        if self._progress:
+            self._progress.planned(wanted_graphs(plan, self._ranks))
+        return plan
+
+    @property
+    def wanted(self) -> dict[Digest, list[PlannedGraph]]:
+        """The kernel graphs that the run is about, by action key.
+
+        Raises:
+            BadInputError: no kernel graph runs on the ranks that were asked for.
+        """
+        return distinct_graphs(wanted_graphs(self.plan, self._ranks))
+
+    def all_cached(self) -> bool:
+        """Look every wanted kernel graph up, and tell whether all of them are in the store, verified."""
+        for key, graphs in self.wanted.items():
+            if key not in self._known:
+                found = cached_outcome(graphs[0], self.store)
+                if found is None:
+                    return False
+                self._known[key] = found
+                self._tell_finished(graphs, found)
+        return True
+
+    def start(self, key: Digest) -> Future[GraphOutcome]:
+        """Start to look a kernel graph up and else compile it, or join what has been started for it."""
+        known = self._known.get(key)
+        if known is None:
+            return self._workers.submit_once(key, functools.partial(self._obtain, key))
+        done: Future[GraphOutcome] = Future()
+        done.set_result(known)
+        return done
+
+    def known_outcome(self, key: Digest) -> GraphOutcome | None:
+        """Return what became of a kernel graph, or None if it was not started or has not ended."""
+        return self._known.get(key)
+
+    def failure_log(self, key: Digest) -> str:
+        """Return what the compiler printed when an action last failed; empty if nothing is kept."""
+        failure = self.store.mend(lambda: self.store.read_failure(key))
+        if failure is None or failure.log is None:
+            return ""
+        ref = failure.log
+        log = self.store.mend(lambda: self.store.get_blob(ref, f"the compiler log of {failure.graph}"))
+        return (log or b"").decode(errors="replace")
+
+    def commit(self, outcomes: dict[Digest, GraphOutcome]) -> Report:
+        """Commit if the whole plan has compiled, and report.
+
+        Args:
+            outcomes: what became of the wanted kernel graphs, by action key.
+
+        Raises:
+            DamagedStoreError: what is about to be named is not what was written.
+        """
+        named = {
+            graph.name: outcome_for(graph, outcomes[key]) for key, graphs in self.wanted.items() for graph in graphs
+        }
+        missing = self._missing(named)
+        succeeded = all(outcome.succeeded for outcome in named.values())
+        manifest = commit_manifest(self.plan, named, self.store) if succeeded and not missing else None
+        self._report = Report(
+            network=self.plan.network.name,
+            target=self.plan.target.name,
+            variant=self.plan.variant,
+            store=self.store.url,
+            manifest=manifest,
+            graphs=tuple(named[graph.name] for graph in self.plan.graphs if graph.name in named),
+            missing=missing,
+            seconds=time.monotonic() - self._started,
+        )
+        return self._report
+
+    def _obtain(self, key: Digest) -> GraphOutcome:
+        graphs = self.wanted[key]
+        found = cached_outcome(graphs[0], self.store)
+        if found is None:
+            found = self._compile(graphs)
+        self._known[key] = found
+        self._tell_finished(graphs, found)
+        return found
+
+    def _compile(self, graphs: list[PlannedGraph]) -> GraphOutcome:
+        if self._progress:
+            for graph in graphs:
+                self._progress.compiling(graph)
+        return compile_graph(self.plan, graphs[0], self.store, self._workers.compilers(self.resolved))
+
+    def _tell_finished(self, graphs: list[PlannedGraph], outcome: GraphOutcome) -> None:
+        if self._progress:
+            for graph in graphs:
+                self._progress.finished(outcome_for(graph, outcome))
+
+    def _missing(self, named: dict[str, GraphOutcome]) -> tuple[str, ...]:
+        others = [graph for graph in self.plan.graphs if graph.name not in named]
+        return tuple(graph.name for graph in others if cached_outcome(graph, self.store) is None)
+
+    def _warn_of_losses(self) -> None:
+        """Say which documents of a committed variant are gone, as nobody would know why it compiles again."""
+        manifest = committed_manifest(self.resolved, self.store)
+        if manifest is not None:
+            for lost in missing_from(self.store, manifest):
+                _log.warning("%s: it will be made again", lost)
+
+
+def open_session(
+    spec: NetworkSpec | str | Path,
+    workers: Workers,
+    *,
+    target: str | None = None,
+    parameters: Mapping[str, Json] | None = None,
+    store: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    ranks: RankSet | None = None,
+    progress: Progress | None = None,
+) -> CompileSession:
+    """Resolve a network, make sure that the store can be written, and start the frontend.
+
+    Args:
+        spec: a `NetworkSpec`, or the path of one in TOML.
+        workers: the threads and children to use.
+        target: one of the spec's targets; the first if None.
+        parameters: what to set over the spec's parameters.
+        store: URL of the store; `graphkiln.storage.store.default_url()` if None.
+        storage_options: what fsspec passes to the store's file system.
+        ranks: compile only what these ranks need.
+        progress: is told what happens.
+
+    Raises:
+        BadInputError: the spec, the target, the parameters or the store cannot be used.
+    """
+    resolved = resolve(spec, target, parameters)
+    return CompileSession(resolved, open_for_writing(store, storage_options), workers, ranks=ranks, progress=progress)
+
+
+def committed_manifest(resolved: ResolvedNetwork, store: Store) -> Manifest | None:
+    """Return the manifest of a variant if it is committed; damage is set aside with a warning."""
+    variant = (resolved.network.name, resolved.target.name, resolved.variant)
+    ref = store.mend(lambda: store.read_ref(*variant))
+    return None if ref is None else store.mend(lambda: store.read_manifest(ref.manifest))
+
+
+def frontend_failure(resolved: ResolvedNetwork, error: ChildFailedError) -> CompileFailedError:
+    """Return the error of a frontend that gave no answer, with the last lines of what it printed."""
+    tail = "\n".join(f"  | {line}" for line in error.log.decode(errors="replace").splitlines()[-20:])
+    return CompileFailedError(
+        f"frontend {resolved.network.frontend} failed on {resolved.network.name}: {error.reason}: {error}"
+        + (f"\n{tail}" if tail else ""),
+        reason="frontend-failed",
+        retryable=error.retryable,
+    )
