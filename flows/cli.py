@@ -1,5 +1,6 @@
 """The command line. Exit codes are those of `graphkiln.storage.errors`; 130 is Ctrl-C, 1 a bug of ours."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -26,6 +27,7 @@ from graphkiln.flows.console import (
     warnings_to,
 )
 from graphkiln.flows.direct import run_direct
+from graphkiln.flows.embedded_server import EmbeddedServer
 from graphkiln.flows.inspection import compiler_log, explain, variants_of
 from graphkiln.flows.prefect_server import server_configured
 from graphkiln.storage.errors import (
@@ -153,7 +155,7 @@ def compile_command(
                 session.start(key)
             if progress is not None:
                 progress.say("starting Prefect's embedded server, which takes 10 to 20 s; the compilers are at work")
-            _run_as_flow(session, workers.jobs)
+            _run_as_flow(session, workers.jobs, EmbeddedServer())
         report = session.report
     if as_json:
         _print_json({"committed": report.manifest is not None, **_jsonable(report)})
@@ -250,13 +252,18 @@ def log_command(network: str, graph: str, target: str | None, store: str | None,
     return 0
 
 
-def _run_as_flow(session: CompileSession, jobs: int) -> None:
+def _run_as_flow(session: CompileSession, jobs: int, server: EmbeddedServer | None = None) -> None:
     """Run the flow; that kernel graphs failed is in the report, and shown from there."""
     # Prefect reads these when it is imported. Its console lines would repeat ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+    if server is not None:
+        os.environ["PREFECT_API_URL"] = server.url
+        # Registered before Prefect's own exit handlers, so that it runs after them.
+        atexit.register(server.stop)
     from graphkiln.flows.compile_network import run_as_flow
 
+    if server is not None:
+        server.wait_until_ready()
     try:
         run_as_flow(session, jobs)
     except CompileFailedError:

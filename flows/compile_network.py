@@ -8,6 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from graphkiln.flows.engine import run_sessions, thread_runner
+from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.ranks import RankSet
 from graphkiln.tasks.session import CompileSession, open_session
 from graphkiln.tasks.spec import NetworkSpec
@@ -47,7 +48,8 @@ def run_as_flow(session: CompileSession, jobs: int) -> None:
     """Run a session that has been opened already, and whose frontend is at work, as a run of this flow.
 
     Raises:
-        GraphKilnError: what went wrong.
+        BadInputError: the Prefect server does not answer.
+        GraphKilnError: what else went wrong.
     """
     token = _prepared.set(session)
     try:
@@ -60,6 +62,11 @@ def run_as_flow(session: CompileSession, jobs: int) -> None:
             store=session.store.url,
             jobs=jobs,
         )
+    except RuntimeError as error:
+        if str(error).startswith("Failed to reach API"):  # Prefect has no class of its own for it
+            message = f"Prefect: {error}; start the server, change PREFECT_API_URL, or run without Prefect"
+            raise BadInputError(message, reason="prefect-server", retryable=True) from error
+        raise
     finally:
         _prepared.reset(token)
 

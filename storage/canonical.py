@@ -5,6 +5,7 @@ written in their shortest form. Not-a-number and infinities are refused, because
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
@@ -21,9 +22,9 @@ def canonical_json(value: Json) -> bytes:
 
     Raises:
         ValueError: `value` holds something that JSON cannot hold exactly: a non-finite number, an integer of
-            more than 64 bits, a key that is not text.
+            more than 64 bits, a key that is not text, a date.
     """
-    _refuse_non_finite(value)
+    _refuse_inexact(value)
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
@@ -40,13 +41,18 @@ def parse_json(data: bytes) -> Json:
     return value
 
 
-def _refuse_non_finite(value: Json) -> None:
-    # orjson writes nan and infinity as null, which would give two values one encoding.
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} cannot be written as JSON")
-    if isinstance(value, dict):
-        for item in value.values():
-            _refuse_non_finite(item)
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_non_finite(item)
+def _refuse_inexact(value: Json) -> None:
+    # orjson writes nan and infinity as null, and dates, UUIDs and dataclasses as if they were something else,
+    # which would give two values one encoding. No recursion: how deep a value goes is for orjson to limit.
+    waiting: list[Sequence[Json]] = [(value,)]
+    while waiting:
+        for item in waiting.pop():
+            if isinstance(item, float):
+                if not math.isfinite(item):
+                    raise ValueError(f"{item} cannot be written as JSON")
+            elif isinstance(item, dict):
+                waiting.append(list(item.values()))
+            elif isinstance(item, list | tuple):
+                waiting.append(item)
+            elif item is not None and not isinstance(item, bool | int | str):
+                raise ValueError(f"a {type(item).__name__} cannot be written as JSON")

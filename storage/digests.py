@@ -5,13 +5,15 @@ Source of the algorithm: https://github.com/BLAKE3-team/BLAKE3-specs. The digest
 
 import re
 from pathlib import Path
-from typing import NewType
+from typing import Annotated, NewType
 
+import msgspec
 from blake3 import blake3
 
 ALGORITHM = "blake3"
 
-Digest = NewType("Digest", str)
+# A document that says anything else where a digest belongs is refused when it is read.
+Digest = NewType("Digest", Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")])
 
 _DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 

@@ -38,18 +38,14 @@ def unseal(data: bytes, kind: str, body_type: type[Body]) -> Body:
         BadInputError: a newer GraphKiln wrote it.
     """
     envelope = _envelope(data)
-    digest = envelope.pop("digest", None)
-    if digest != digest_bytes(canonical_json(envelope)):
-        raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
-    # Any byte that the digest does not see, such as white space, is damage all the same.
-    if canonical_json({**envelope, "digest": digest}) != data:
-        raise DamagedStoreError("its encoding is not the one that was written", reason="wrong-encoding")
     schema = envelope.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
+    if type(schema) is int and schema > SCHEMA:
         raise BadInputError(
             f"it has schema {schema}, and this GraphKiln reads up to {SCHEMA}: upgrade GraphKiln",
             reason="newer-format",
         )
+    if type(schema) is not int or schema != SCHEMA or envelope.keys() != {"body", "kind", "schema"}:
+        raise DamagedStoreError("it has not the fields of a document", reason="wrong-schema")
     if envelope.get("kind") != kind:
         raise DamagedStoreError(f"it is a {envelope.get('kind')}, not a {kind}", reason="wrong-kind")
     try:
@@ -65,4 +61,15 @@ def _envelope(data: bytes) -> dict[str, Json]:
         raise DamagedStoreError(f"it is not JSON: {error}", reason="not-json") from error
     if not isinstance(envelope, dict):
         raise DamagedStoreError("it is not a JSON object", reason="not-json")
+    digest = envelope.pop("digest", None)
+    try:
+        sealed = canonical_json(envelope)
+        encoded = canonical_json({**envelope, "digest": digest})
+    except ValueError as error:
+        raise DamagedStoreError(f"no document is written like this: {error}", reason="wrong-encoding") from error
+    if digest != digest_bytes(sealed):
+        raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
+    # Any byte that the digest does not see, such as white space, is damage all the same.
+    if encoded != data:
+        raise DamagedStoreError("its encoding is not the one that was written", reason="wrong-encoding")
     return envelope

@@ -63,7 +63,7 @@ def action_key(parts: Sequence[KeyPart]) -> Digest:
         raise ValueError(f"key parts share a name: {sorted(names)}")
     frames = [_DOMAIN]
     for part in sorted(parts, key=lambda part: part.name):
-        frames += [part.name.encode(), part.type.encode(), canonical_json(part.value)]
+        frames += _frame(part)
     return digest_bytes(_framed(frames))
 
 
@@ -82,8 +82,13 @@ def changed_parts(before: Iterable[KeyPart], after: Iterable[KeyPart]) -> list[P
     return [
         PartChange(name, old.get(name), new.get(name))
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        if _frame(old.get(name)) != _frame(new.get(name))
     ]
+
+
+def _frame(part: KeyPart | None) -> list[bytes]:
+    # Python holds 1, 1.0 and True for equal, so that parts are compared by what the key is made of.
+    return [] if part is None else [part.name.encode(), part.type.encode(), canonical_json(part.value)]
 
 
 def _framed(fields: Iterable[bytes]) -> bytes:

@@ -22,13 +22,18 @@ def check_name(what: str, name: str) -> str:
     Raises:
         BadInputError: it cannot.
     """
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise BadInputError(
             f"{what} {name!r} is not a valid name: use 1 to 100 letters, digits, '.', '_' and '-', "
             "starting with a letter or digit",
             reason="bad-name",
         )
     return name
+
+
+def is_name(name: str) -> bool:
+    """Tell whether `name` can be a part of a path on every file system."""
+    return _NAME.fullmatch(name) is not None
 
 
 def by_digest(folder: str, digest: Digest) -> str:

@@ -66,10 +66,8 @@ class LocalFilesystem:
 
     def names(self, folder: str) -> Iterator[str]:
         """Iterate over objects, temporaries of other writers included; see the contract."""
-        for directory, folders, files in os.walk(self._root / folder):
-            folders.sort()
-            for name in sorted(files):
-                yield (Path(directory) / name).relative_to(self._root).as_posix()
+        for path in _files_below(self._root / folder):
+            yield Path(path).relative_to(self._root).as_posix()
 
     def sync(self, paths: Iterable[str]) -> None:
         """Flush files and their folders to the disk; see the contract."""
@@ -106,7 +104,23 @@ def _locked(folder: Path) -> Iterator[int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
+        # A child that was forked meanwhile holds the lock as well, unless it is dropped for both.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _files_below(folder: str | Path) -> Iterator[str]:
+    # os.walk says nothing of a folder that it cannot read, and whoever asks would take it for empty.
+    try:
+        with os.scandir(folder) as found:
+            entries = {entry.path + "/" * entry.is_dir(follow_symlinks=False): entry for entry in found}
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for path, entry in sorted(entries.items()):
+        if path.endswith("/"):
+            yield from _files_below(path)
+        else:
+            yield entry.path
 
 
 def _content(path: Path) -> bytes | None:

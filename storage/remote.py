@@ -5,6 +5,9 @@ is depends on the file system behind fsspec; `replace` compares and then writes,
 writers of one key therefore agree only as far as the object store's own conditional writes go.
 """
 
+import contextlib
+import errno
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,31 +15,47 @@ import fsspec
 
 from graphkiln.storage.errors import BadInputError
 
+# What stands between a colon and the last "@" of a URL's host part.
+_PASSWORD = re.compile(r"(?<=://)([^/:@]*):([^/]*)@")
+
 
 class RemoteFilesystem:
-    """Implements `graphkiln.storage.filesystem.StoreFilesystem`."""
+    """Implements `graphkiln.storage.filesystem.StoreFilesystem`.
+
+    Attributes:
+        url: the URL without a password, for messages.
+    """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self.url = url
+        self._passwords = [match[2] for match in _PASSWORD.finditer(url) if match[2]]
+        self.url = _PASSWORD.sub(r"\1@", url)
         try:
             # Other processes write here, so a cached listing would hide their objects.
             self._fs, root = fsspec.url_to_fs(url, **{"use_listings_cache": False, **options})
         except (ImportError, ValueError, TypeError) as error:
-            raise BadInputError(f"the store {url} cannot be opened: {error}", reason="store-url") from error
+            message = f"the store {self.url} cannot be opened: {self._without_passwords(error)}"
+            raise BadInputError(message, reason="store-url") from None
         self._root = root.rstrip("/")
 
     def read(self, path: str) -> bytes:
         """Return the whole object; see the contract."""
-        data: bytes = self._fs.cat_file(self._path(path))
+        with self._faults():
+            data: bytes = self._fs.cat_file(self._path(path))
         return data
 
     def create(self, path: str, data: bytes) -> bool:
         """Write with fsspec's mode ``create``; see the contract."""
-        self._make_folder(path)
-        try:
-            self._fs.pipe_file(self._path(path), data, mode="create")
-        except FileExistsError:
-            return False
+        with self._faults():
+            self._make_folder(path)
+            try:
+                self._fs.pipe_file(self._path(path), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                # How s3fs tells of a lost race if the server does not name the condition that failed.
+                if error.errno == errno.EINVAL and self._fs.exists(self._path(path)):
+                    return False
+                raise
         return True
 
     def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
@@ -47,8 +66,9 @@ class RemoteFilesystem:
             current = None
         if current != expected:
             return False
-        self._make_folder(path)
-        self._fs.pipe_file(self._path(path), data)
+        with self._faults():
+            self._make_folder(path)
+            self._fs.pipe_file(self._path(path), data)
         return True
 
     def move(self, source: str, destination: str) -> bool:
@@ -63,15 +83,15 @@ class RemoteFilesystem:
 
     def delete(self, path: str) -> None:
         """Delete an object; see the contract."""
-        try:
+        with self._faults(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(path))
-        except FileNotFoundError:
-            return
 
     def names(self, folder: str) -> Iterator[str]:
         """Iterate over objects; see the contract."""
         prefix = f"{self._root}/"
-        for name in sorted(self._fs.find(self._path(folder))):
+        with self._faults():
+            found = sorted(self._fs.find(self._path(folder)))
+        for name in found:
             yield name.removeprefix(prefix)
 
     def sync(self, paths: Iterable[str]) -> None:
@@ -82,3 +102,20 @@ class RemoteFilesystem:
 
     def _make_folder(self, path: str) -> None:
         self._fs.makedirs(self._path(path).rpartition("/")[0], exist_ok=True)
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Make every fault an `OSError`: each library behind fsspec has its own family of errors."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            words = self._without_passwords(error)
+            raise OSError(errno.EIO, f"{type(error).__name__}: {words}") from error
+
+    def _without_passwords(self, error: Exception) -> str:
+        text = str(error)
+        for password in self._passwords:
+            text = text.replace(password, "***")
+        return text

@@ -89,7 +89,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where the store is, without credentials."""
+        """Where the store is, without a password."""
         return self._fs.url
 
     # ------------------------------------------------------------------ the store as a whole
@@ -125,7 +125,10 @@ class Store:
         """
         probe = f"{TEMPORARY_PREFIX}probe-{secrets.token_hex(8)}"
         with self._medium(probe):
-            self._fs.create(probe, b"")
+            try:
+                self._fs.create(probe, b"")
+            except FileNotFoundError as error:  # a parent folder cannot be made, as below /proc
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
             self._fs.delete(probe)
         if self.mend(self.read_format) is None:
             wanted = seal("store format", StoreFormat(FORMAT_VERSION, ALGORITHM))
@@ -144,7 +147,10 @@ class Store:
     def quarantine(self, error: DamagedStoreError) -> None:
         """Move the object that `error` is about out of the way, and warn."""
         _log.warning("%s: it will be made again", error)
-        place = f"{layout.QUARANTINE}/{error.path.replace('/', '_')}.{secrets.token_hex(4)}"
+        if not error.path:
+            return
+        # The folders are kept: one name made of all of them could be longer than file systems take.
+        place = f"{layout.QUARANTINE}/{error.path}.{secrets.token_hex(4)}"
         note = QuarantineNote(path=error.path, reason=str(error), found_at=self._now())
         with self._medium(error.path):
             if self._fs.move(error.path, place):
@@ -161,11 +167,15 @@ class Store:
         Raises:
             FileNotFoundError: there is none.
         """
-        with self._medium(path):
+        with self._medium(path, absence_is_a_fault=False):
             return self._fs.read(path)
 
     def sync(self, paths: list[str]) -> None:
-        """Return once the objects at `paths` would survive a loss of power."""
+        """Return once the objects at `paths` would survive a loss of power.
+
+        Raises:
+            StoreUnavailableError: the medium fails, or one of them is gone.
+        """
         with self._medium("a commit"):
             self._fs.sync(paths)
 
@@ -328,7 +338,11 @@ class Store:
             if target is not None:
                 below = layout.by_target(folder, network, target)
         found = [path.split("/")[1:] for path in self.names(below)]
-        return [(item[0], item[1], Digest(item[2])) for item in found if len(item) == 3 and is_digest(item[2])]
+        return [
+            (item[0], item[1], Digest(item[2]))
+            for item in found
+            if len(item) == 3 and layout.is_name(item[0]) and layout.is_name(item[1]) and is_digest(item[2])
+        ]
 
     # ------------------------------------------------------------------ faults
 
@@ -371,17 +385,18 @@ class Store:
             raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
 
     @contextlib.contextmanager
-    def _medium(self, path: str) -> Iterator[None]:
+    def _medium(self, path: str, *, absence_is_a_fault: bool = True) -> Iterator[None]:
         """Turn the faults of the medium into errors that say what to do."""
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not absence_is_a_fault:
+                raise
             where = f"{self.url}/{path}"
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            # Not every file system behind fsspec sets the number.
+            if isinstance(error, PermissionError | NotADirectoryError | FileExistsError) or error.errno == errno.EROFS:
                 raise BadInputError(
-                    f"the store {self.url} cannot be used: {error.strerror} at {where}; "
+                    f"the store {self.url} cannot be used: {error.strerror or error} at {where}; "
                     "make it accessible, or name another one with --store or GRAPHKILN_STORE",
                     reason="store-not-accessible",
                 ) from error

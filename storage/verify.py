@@ -68,6 +68,7 @@ class _Verifier:
         self._store = store
         self._problems: dict[tuple[str, str], Problem] = {}
         self._objects = 0
+        self._read: set[BlobRef] = set()
         self._committed: set[tuple[str, str, Digest]] = set()
 
     def run(self) -> Verification:
@@ -87,8 +88,9 @@ class _Verifier:
     def _look_at(self, path: str) -> None:
         folder, _, rest = path.partition("/")
         name = Digest(rest.rpartition("/")[2])
-        if folder in (layout.PLANS, layout.REFS) and rest.count("/") == 2 and is_digest(name):
-            network, target, _ = rest.split("/")
+        parents = rest.split("/")[:-1]
+        if folder in (layout.PLANS, layout.REFS) and len(parents) == 2 and _are_names(*parents) and is_digest(name):
+            network, target = parents
             (self._look_at_plan if folder == layout.PLANS else self._look_at_ref)(network, target, name)
         elif folder in _BY_DIGEST and is_digest(name) and path == layout.by_digest(folder, name):
             _BY_DIGEST[folder](self, name)
@@ -97,7 +99,8 @@ class _Verifier:
 
     def _look_at_blob(self, name: Digest) -> None:
         path = layout.by_digest(layout.BLOBS, name)
-        if digest_bytes(self._store.read_raw(path)) != name:
+        stored = self._raw(path)
+        if stored is not None and digest_bytes(stored) != name:
             self._note(path, "damage", f"{self._store.url}/{path} is damaged: its bytes do not match its name")
 
     def _look_at_action(self, key: Digest) -> None:
@@ -152,9 +155,10 @@ class _Verifier:
                 self._note(ref, "leftover", message)
 
     def _look_at_quarantine(self, path: str) -> None:
-        if path.endswith(".note"):
+        data = self._raw(path) if path.endswith(".note") else None
+        if data is not None:
             try:
-                note = unseal(self._store.read_raw(path), "quarantine note", QuarantineNote)
+                note = unseal(data, "quarantine note", QuarantineNote)
             except DamagedStoreError as error:
                 self._note(path, "leftover", f"a quarantine note that cannot be read: {error}")
             else:
@@ -166,7 +170,16 @@ class _Verifier:
 
     def _blobs(self, refs: Iterable[BlobRef], what: str) -> None:
         for ref in refs:
-            self._check(functools.partial(self._store.get_blob, ref, what))
+            if ref not in self._read:
+                self._read.add(ref)
+                self._check(functools.partial(self._store.get_blob, ref, what))
+
+    def _raw(self, path: str) -> bytes | None:
+        """Return what is stored, or None if somebody has taken it away since its name was read."""
+        try:
+            return self._store.read_raw(path)
+        except FileNotFoundError:
+            return None
 
     def _check(self, read: Callable[[], Found]) -> Found | None:
         try:
@@ -177,6 +190,10 @@ class _Verifier:
 
     def _note(self, path: str, severity: Literal["damage", "leftover"], message: str) -> None:
         self._problems.setdefault((path, severity), Problem(path, severity, message))
+
+
+def _are_names(*names: str) -> bool:
+    return all(layout.is_name(name) for name in names)
 
 
 _BY_DIGEST: dict[str, Callable[[_Verifier, Digest], None]] = {

@@ -120,7 +120,8 @@ def _importable_name(kind: type) -> str:
             found = getattr(found, part)
     except (ImportError, AttributeError):
         found = None
-    if found is not kind:
+    # A file whose name is no module's is known under a name in angle brackets, while it is parsed.
+    if found is not kind or kind.__module__ == "__main__" or "<" in kind.__module__:
         raise UnsupportedTypeError(
             f"the named tuple {kind.__qualname__} cannot be imported from a module named {kind.__module__}: define it "
             "at the top of a module that the trainer can import as well"

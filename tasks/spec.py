@@ -1,6 +1,5 @@
 """What users write: a network, its parameters and its targets, as TOML or as a `NetworkSpec`."""
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -12,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from graphkiln.storage import layout
 from graphkiln.storage.canonical import Json, canonical_json
 from graphkiln.storage.errors import BadInputError
+from graphkiln.tasks.checks import refuse_unknown
 
 _GIB = 1024**3
+_NETWORK_KEYS = ("name", "frontend", "entrypoint")
 
 
 class TargetSpec(BaseModel):
@@ -90,10 +91,7 @@ class NetworkSpec(BaseModel):
         """
         if name is None:
             return next(iter(self.targets.items()))
-        if name not in self.targets:
-            raise BadInputError(
-                f"network {self.name} has no target {name!r}{did_you_mean(name, self.targets)}", reason="unknown-target"
-            )
+        refuse_unknown([name], self.targets, what=f"target of network {self.name}", reason="unknown-target")
         return name, self.targets[name]
 
     def merged_parameters(self, overrides: Mapping[str, Json]) -> dict[str, Json]:
@@ -102,12 +100,8 @@ class NetworkSpec(BaseModel):
         Raises:
             BadInputError: an override names no parameter of the spec, or has another type.
         """
+        refuse_unknown(overrides, self.parameters, what=f"parameter of network {self.name}", reason="unknown-parameter")
         for name, value in overrides.items():
-            if name not in self.parameters:
-                raise BadInputError(
-                    f"network {self.name} has no parameter {name!r}{did_you_mean(name, self.parameters)}",
-                    reason="unknown-parameter",
-                )
             _check_same_type(name, self.parameters[name], value)
         return {**self.parameters, **overrides}
 
@@ -140,13 +134,6 @@ def load_spec(path: str | Path) -> NetworkSpec:
         raise BadInputError(f"{path}: {error}", reason=error.reason) from error
 
 
-def did_you_mean(word: str, known: Mapping[str, object]) -> str:
-    """Return how to go on after an unknown word: the closest known one, and all of them."""
-    close = difflib.get_close_matches(word, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{hint} (known: {', '.join(known) or 'none'})"
-
-
 def parse_assignment(text: str) -> tuple[str, Json]:
     """Read ``key=value`` from a command line; the value is TOML, or else text as it stands.
 
@@ -172,14 +159,17 @@ def _check_same_type(name: str, default: Json, value: Json) -> None:
 
 
 def _first_mistake(error: ValidationError, network: Mapping[str, object]) -> str:
-    mistakes = error.errors(include_url=False)
+    # A misspelt key also makes the right one missing, so it is named first.
+    mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = mistakes[0]
     place = [str(item) for item in first["loc"]]
-    if place and place[0] in network:
-        place.insert(0, "network")
-    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         fields = LimitsSpec.model_fields if place[0] == "limits" else NetworkSpec.model_fields
-        message = f"unknown key{did_you_mean(place[-1], dict(fields))}"
+        try:
+            refuse_unknown([place[-1]], fields, what="key", reason="unknown-key")
+        except BadInputError as unknown:
+            return str(unknown)
+    if place and (place[0] in network or place[0] in _NETWORK_KEYS):
+        place.insert(0, "network")
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
-    return f"{'.'.join(place)}: {message}{more}"
+    return f"{'.'.join(place)}: {first['msg'].removeprefix('Value error, ')}{more}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class MixtralConfig:
         Raises:
             ValueError: a parameter is missing, unknown, of a wrong type, or does not go with the others.
         """
-        types = {field.name: field.type for field in fields(MixtralConfig)}
+        types: dict[str, Any] = {field.name: field.type for field in fields(MixtralConfig)}
         if unknown := sorted(parameters.keys() - types.keys()):
             raise ValueError(f"unknown parameter {unknown[0]}; the network has {', '.join(sorted(types))}")
         if missing := sorted(types.keys() - parameters.keys()):
@@ -134,10 +135,10 @@ class MixtralConfig:
     def expert_capacity(self) -> int:
         """Tokens of one sequence that one expert takes; what is above it skips the expert (GShard)."""
         even_spread = self.seq_length * self.experts_per_token / self.expert_num
-        return max(1, int(even_spread * self.capacity_factor))
+        return min(self.seq_length, max(1, int(even_spread * self.capacity_factor)))
 
 
-def _typed(name: str, value: object, kind: object) -> object:
+def _typed(name: str, value: object, kind: type) -> Any:
     """Return the value as its field's type; a whole number will do for a float, a boolean for nothing else."""
     if kind is float and type(value) is int:
         return float(value)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
 from mixtral_config import MixtralConfig
 
 DATA, EXPERT, MODEL = "data", "expert", "model"

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+
 from mixtral_config import MixtralConfig
 from mixtral_layers import DATA, EXPERT, Tree, Weight
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from graphkiln import Program
 from mixtral_config import MixtralConfig
 from mixtral_layers import BATCH, Decoder, Role, Tree, Weight, stage_mesh, stage_weights
 from mixtral_optimizer import adamw, state_weight
-
-from graphkiln import Program
 
 
 def programs(**parameters: object) -> dict[str, Program]:
@@ -40,7 +40,7 @@ def first_stage(decoder: Decoder) -> dict[str, Program]:
     def first_fwd(weights: Tree, tokens: jax.Array) -> jax.Array:
         return decoder.embed(weights, tokens)
 
-    def first_bwd(weights: Tree, tokens: jax.Array, gradient: jax.Array, sums: Tree) -> Tree:
+    def first_bwd(weights: Tree, tokens: jax.Array, gradient: jax.Array, sums: Tree) -> Any:
         _, pull_back = jax.vjp(lambda weights: decoder.embed(weights, tokens), weights)
         return _add(sums, *pull_back(gradient))
 
@@ -173,5 +173,5 @@ def _shardings(structs: Any) -> Any:
     return jax.tree.map(lambda struct: struct.sharding, structs)
 
 
-def _add(sums: Tree, gradients: Tree) -> Tree:
+def _add(sums: Tree, gradients: Tree) -> Any:
     return jax.tree.map(lambda total, gradient: total + gradient.astype(total.dtype), sums, gradients)

@@ -59,7 +59,7 @@ def encode_contract(call: CallContract, arguments: Sequence[Any], results: Seque
         results: shardings of the results.
 
     Raises:
-        NotImplementedError: the compiler settled on a sharding that has no mesh.
+        NotImplementedError: the compiler settled on a sharding that has no mesh, or that cannot be written down.
     """
     index: dict[Placement, int] = {}
     used = [
@@ -89,12 +89,14 @@ def _placement(sharding: Any) -> Placement:
         return Placement((), (), (), (), sharding.memory_kind)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         raise NotImplementedError(f"the compiler chose {sharding}, which has no mesh: give out_shardings")
-    mesh = sharding.mesh
+    mesh, spec = sharding.mesh, sharding.spec
+    if spec.unreduced or spec.reduced:
+        raise NotImplementedError(f"{sharding} leaves sums unreduced: reduce them in the program")
     return Placement(
         names=tuple(mesh.axis_names),
         sizes=tuple(mesh.axis_sizes),
         types=tuple(kind.name for kind in mesh.axis_types),
-        split=tuple(_axes(entry) for entry in sharding.spec),
+        split=tuple(_axes(entry) for entry in spec),
         memory=sharding.memory_kind,
     )
 

@@ -167,11 +167,12 @@ class Entrypoint:
 
 def _import_path(file: Path) -> ModuleType:
     name = file.stem
-    found = importlib.util.find_spec(name) if name.isidentifier() and name not in sys.modules else None
+    found = importlib.util.find_spec(name) if name.isidentifier() else None
     if found is not None and found.origin is not None and Path(found.origin).resolve() == file:
         # The name by which its siblings and the trainer import it, so that its classes have one identity.
         return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(f"graphkiln_network_{name}", file)
+    # Another module has that name, or none can. Nothing can import the name that it gets instead.
+    spec = importlib.util.spec_from_file_location(f"<network {name}>", file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)

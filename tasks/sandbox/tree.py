@@ -44,7 +44,7 @@ class ProcessTable:
 
 
 def resident_bytes(processes: Iterable[psutil.Process], peak: int) -> int:
-    """Return how much memory the processes have resident together, or at most `peak` if it is no more than that.
+    """Return how much memory the processes have resident together; if no more than `peak`, not more exactly than that.
 
     A page that several of them share, as after a fork, counts once (the sum of the proportional set sizes). That is
     dear to ask the kernel for, but never more than the plain sum: it is asked for only if the plain sum is above
@@ -52,7 +52,7 @@ def resident_bytes(processes: Iterable[psutil.Process], peak: int) -> int:
     """
     plain = [size for process in processes if (size := _resident(process)) > 0]
     if len(plain) <= 1 or sum(plain) <= peak:
-        return min(sum(plain), peak) if len(plain) > 1 else sum(plain)
+        return sum(plain)
     return sum(_proportional(process) for process in processes)
 
 

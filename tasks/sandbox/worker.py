@@ -46,8 +46,10 @@ def main(channel: int, lifeline: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     tie_to_parent(lifeline)
     _prepare_process()
-    with socket.socket(fileno=channel) as connection:
-        _serve(connection)
+    backends: dict[str, Backend] = {}
+    with socket.socket(fileno=channel) as connection, contextlib.suppress(EOFError):
+        while True:
+            _serve_one(connection, backends)
     # A thread of the compiler that still runs must not keep this process.
     os._exit(0)
 
@@ -64,20 +66,16 @@ def _prepare_process() -> None:
         score.write_text(str(max(_OOM_SCORE, int(score.read_text()))))
 
 
-def _serve(channel: socket.socket) -> None:
-    backends: dict[str, Backend] = {}
-    while True:
-        try:
-            order, blobs = receive(channel, sys.maxsize)
-        except EOFError:
-            return
-        if not isinstance(order, ParseOrder | CompileOrder):
-            raise ProtocolError(f"{order} is no order")
-        send(channel, Started())
-        _reset_peak_memory()
-        with _log_to(order.log):
-            result, outputs = _perform(order, blobs, backends)
-        send(channel, Answer(result, _peak_memory(), clean=_reap_descendants()), outputs)
+def _serve_one(channel: socket.socket, backends: dict[str, Backend]) -> None:
+    """Do one job. A function of its own, so that nothing of one job's payload and outputs lives on into the next."""
+    order, blobs = receive(channel, sys.maxsize)
+    if not isinstance(order, ParseOrder | CompileOrder):
+        raise ProtocolError(f"{order} is no order")
+    send(channel, Started())
+    _reset_peak_memory()
+    with _log_to(order.log):
+        result, outputs = _perform(order, blobs, backends)
+    send(channel, Answer(result, _peak_memory(), clean=_reap_descendants()), outputs)
 
 
 def _perform(

@@ -3,9 +3,12 @@
 import ctypes
 import errno
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,23 +18,23 @@ import pytest
 from graphkiln.storage.canonical import Json, canonical_json
 from graphkiln.storage.errors import BadInputError, CompileFailedError, GraphKilnError
 from graphkiln.storage.keys import KeyPart
-from graphkiln.tasks.backends import command, command_process
+from graphkiln.tasks.backends import command
 from graphkiln.tasks.backends.command import CommandArtifact, CommandBackend
 from graphkiln.tasks.contracts import CompileRequest
 from graphkiln.tasks.frontends.file import pack_file
 
-CC = ["cc", "-O2", "-shared", "-fPIC", "{input}", "-o", "{output}"]
+CC: list[Json] = ["cc", "-O2", "-shared", "-fPIC", "{input}", "-o", "{output}"]
 SAXPY = b"void saxpy(int n, float a, const float *x, float *y) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }\n"
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no cc")
 
 
-def _resolved(**options: Json) -> dict[str, Json]:
+def _resolved(**options: Any) -> dict[str, Json]:
     return CommandBackend().resolve(options).settings
 
 
 def _compile(
-    folder: Path, source: bytes, suffix: str = ".c", graph: str = "graph", **options: Json
+    folder: Path, source: bytes, suffix: str = ".c", graph: str = "graph", **options: Any
 ) -> Mapping[str, bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     request = CompileRequest(
@@ -44,13 +47,13 @@ def _compile(
     return CommandBackend().compile(request)
 
 
-def _shell(folder: Path, script: str, **options: Json) -> Mapping[str, bytes]:
+def _shell(folder: Path, script: str, **options: Any) -> Mapping[str, bytes]:
     """Compile with a compiler that is a shell script: $1 is the input, $2 the output, $3 the output folder."""
     argv: list[Json] = ["/bin/sh", "-c", script.replace("{", "{{").replace("}", "}}"), "compiler"]
     return _compile(folder, b"text", argv=[*argv, "{input}", "{output}", "{output_dir}"], **options)
 
 
-def _failure(folder: Path, script: str, **options: Json) -> CompileFailedError:
+def _failure(folder: Path, script: str, **options: Any) -> CompileFailedError:
     with pytest.raises(CompileFailedError) as caught:
         _shell(folder, script, **options)
     return caught.value
@@ -206,13 +209,24 @@ def test_a_variable_that_changes_after_the_key_was_made_is_noticed(monkeypatch: 
     assert "before" not in str(caught.value)
 
 
+def test_the_snippets_of_the_users_page_are_valid() -> None:
+    page = Path(__file__).parents[3] / "docs" / "command-backend.md"
+    names = set()
+    for snippet in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        document = tomllib.loads(snippet)
+        for name, target in document.get("targets", {"": document}).items():
+            names.add(name)
+            CommandBackend().resolve({option: value for option, value in target.items() if option != "backend"})
+    assert names == {"native", "", "iree-cpu", "ascend", "tensorrt", "trn1", "h100"}
+
+
 # --- fingerprint ---
 
 _COMPILER = "#!/bin/sh\necho compiler 1.0\n"
 
 
 def test_a_fingerprint_is_the_program_and_its_version_and_no_path(program: Callable[..., str], tmp_path: Path) -> None:
-    def parts(folder: str, text: str = _COMPILER, **options: Json) -> dict[str, KeyPart]:
+    def parts(folder: str, text: str = _COMPILER, **options: Any) -> dict[str, KeyPart]:
         path = program(text, folder=folder)
         return _parts(_resolved(argv=[path, "{input}", "{output}"], **options))
 
@@ -315,7 +329,7 @@ def test_cc_makes_a_library_that_runs(tmp_path: Path) -> None:
 @needs_cc
 def test_the_suffix_tells_the_compiler_the_language(tmp_path: Path) -> None:
     source = b"#ifdef __ASSEMBLER__\nx: .long 1\n#else\nint x;\n#endif\n"
-    options: dict[str, Json] = {"argv": ["cc", "-c", "{input}", "-o", "{output}"]}
+    options: dict[str, Any] = {"argv": ["cc", "-c", "{input}", "-o", "{output}"]}
     as_c = _compile(tmp_path / "a", source, ".c", **options)
     as_assembly = _compile(tmp_path / "b", source, ".S", **options)
     assert as_c != as_assembly
@@ -396,7 +410,7 @@ def test_a_full_disk_under_the_log_is_not_taken_for_the_compilers_error(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(command_process.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left") as caught:
         _shell(tmp_path, "echo words; echo x > $2")
     assert caught.value.errno == errno.ENOSPC
@@ -406,7 +420,7 @@ def test_a_host_that_has_no_process_left_is_told_apart(tmp_path: Path, monkeypat
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(command_process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     error = _failure(tmp_path, "true")
     assert (error.reason, error.retryable) == ("not-started", True)
 
@@ -477,15 +491,9 @@ def test_the_compiler_gets_no_input(tmp_path: Path) -> None:
 
 
 def test_a_server_that_the_compiler_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
-    # It holds the compiler's output open until the pipe that it reads from is closed below.
-    release = tmp_path / "release"
-    os.mkfifo(release)
-    try:
-        assert _shell(tmp_path / "work", f"(read line < {release}) & echo x > $2") == {"output": b"x\n"}
-    finally:
-        os.close(os.open(release, os.O_RDWR | os.O_NONBLOCK))
-        with open(release, "w", opener=lambda path, _: os.open(path, os.O_WRONLY | os.O_NONBLOCK)) as file:
-            file.write("\n")
+    # It inherits the compiler's output, which thus stays open after the compiler's end.
+    outputs = _shell(tmp_path, "sleep 300 & echo $! > $2")
+    os.kill(int(outputs["output"]), signal.SIGKILL)
 
 
 _FLOOD = r"""

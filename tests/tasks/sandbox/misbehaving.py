@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,11 @@ def _imports(request: CompileRequest) -> dict[str, bytes]:
     import graphkiln
 
     path = "\n".join(sys.path)
-    return {"graphkiln": str(graphkiln.__file__).encode(), "path": path.encode(), "modules": " ".join(sys.modules).encode()}
+    return {
+        "graphkiln": str(graphkiln.__file__).encode(),
+        "path": path.encode(),
+        "modules": " ".join(sys.modules).encode(),
+    }
 
 
 def _big(request: CompileRequest) -> dict[str, bytes]:
@@ -105,8 +110,33 @@ def _garbage(request: CompileRequest) -> dict[str, bytes]:
     return {"code": b"x"}
 
 
+def _announces_too_much(request: CompileRequest) -> NoReturn:
+    from graphkiln.tasks.sandbox.protocol import _ENCODER, _MAGIC, _PREFIX, Answer, Compiled, _Header
+
+    header = _ENCODER.encode(_Header(Answer(Compiled(["x"]), 1, clean=True), [2**40]))
+    with socket.socket(fileno=_channel()) as channel:
+        channel.sendall(_PREFIX.pack(_MAGIC, len(header)) + header)
+        while True:
+            channel.sendall(bytes(2**20))
+
+
+def _channel() -> int:
+    return next(fd for fd, target in _open_descriptors().items() if target.startswith("socket:"))
+
+
+def _open_descriptors() -> dict[int, str]:
+    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return {int(entry.name): str(entry.readlink()) for entry in entries if int(entry.name) > 2}
+
+
+def _descriptors(request: CompileRequest) -> dict[str, bytes]:
+    program = "import os; print([fd for fd in range(3, 100) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    grandchild = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, close_fds=False)
+    return {"own": "\n".join(_open_descriptors().values()).encode(), "grandchild": grandchild.stdout.strip()}
+
+
 def _close_connection(request: CompileRequest) -> NoReturn:
-    os.closerange(3, 20)
+    os.close(_channel())
     time.sleep(600)
     raise AssertionError
 
@@ -123,6 +153,11 @@ def _hang_with_gil(request: CompileRequest) -> NoReturn:
     _tell(request)
     ctypes.PyDLL(None).sleep(600)
     raise AssertionError
+
+
+def _hang_with_signals_blocked(request: CompileRequest) -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _hang(request)
 
 
 def _memory(request: CompileRequest) -> NoReturn:
@@ -204,13 +239,15 @@ def _fork_holds_socket(request: CompileRequest) -> NoReturn:
     os._exit(0)
 
 
-def _late_grandchild(request: CompileRequest) -> dict[str, bytes]:
+def _leave_file(request: CompileRequest) -> dict[str, bytes]:
     (Path(tempfile.gettempdir()) / "left-behind").write_text("x")
     return {"tmp": tempfile.gettempdir().encode(), "cwd": str(Path.cwd()).encode()}
 
 
-def _rank_of_hash(request: CompileRequest) -> dict[str, bytes]:
-    return {"hash": str(hash("graphkiln")).encode()}
+def _times(request: CompileRequest) -> dict[str, bytes]:
+    start = time.monotonic()
+    time.sleep(0.2)
+    return {"span": f"{start} {time.monotonic()}".encode(), "pid": str(os.getpid()).encode()}
 
 
 def _tell(request: CompileRequest) -> None:
