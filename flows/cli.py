@@ -68,7 +68,7 @@ def main() -> None:
     """Run the command line and exit."""
     warnings_to(_err)
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="graphkiln", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = error.exit_code

@@ -7,7 +7,6 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.logging import RichHandler
 from rich.status import Status
 from rich.table import Table
 
@@ -33,10 +32,22 @@ _SHOWN_DIGITS = 12
 _SHOWN_VALUE = 60
 
 
+class _WarningHandler(logging.Handler):
+    """Prints each record as one line, which a script can search: paths must not be wrapped."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        self._console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def warnings_to(console: Console) -> None:
     """Show the warnings of the store, such as those of damaged objects, on a console."""
     logger = logging.getLogger("graphkiln")
-    logger.handlers = [RichHandler(console=console, show_time=False, show_path=False, markup=False)]
+    logger.handlers = [_WarningHandler(console)]
     logger.setLevel(logging.WARNING)
     logger.propagate = False
 
