@@ -101,6 +101,7 @@ class XlaBackend:
                 "TPU_ACCELERATOR_TYPE": "v5litepod-16",
                 "TPU_WORKER_HOSTNAMES": "localhost",
                 "TPU_WORKER_ID": "0",
+                "TPU_LOG_DIR": "disabled",
             }
         return variables
 

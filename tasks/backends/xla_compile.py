@@ -32,7 +32,11 @@ def compile_payload(payload: bytes, settings: Mapping[str, Json]) -> dict[str, b
     # Without this, 64-bit arguments would silently become 32-bit ones.
     with jax.enable_x64(True):  # noqa: FBT003
         lowered = _lower(call, export.deserialize(bytearray(serialized)), devices)
-    compiled = lowered.compile(compiler_options=_compiler_options(settings))
+    try:
+        compiled = lowered.compile(compiler_options=_compiler_options(settings))
+    finally:
+        # A compile child lives for many programs, and JAX would keep them all.
+        jax.clear_caches()
     arguments, _ = compiled.input_shardings
     contract = encode_contract(call, arguments, compiled.output_shardings)
     return {EXECUTABLE: bytes(compiled.runtime_executable().serialize()), CONTRACT: contract}

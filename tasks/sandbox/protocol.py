@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from graphkiln.storage.ranks import RankSet
+from graphkiln.tasks.sandbox.outcome import FailureReason
 
 _MAGIC = b"GKf1"
 _PREFIX = struct.Struct(">4sI")
@@ -75,7 +76,7 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The adapter raised. `reason` is the one of the `BadInputError` if that is the kind."""
 
-    kind: Literal["bad-input", "compiler-error", "out-of-memory", "disk-full"]
+    kind: Literal["bad-input"] | FailureReason
     message: str
     reason: str = ""
 

@@ -15,11 +15,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast, get_args
 
-from graphkiln.storage.errors import BadInputError
+from graphkiln.storage.errors import BadInputError, CompileFailedError, GraphKilnError
 from graphkiln.tasks.contracts import Backend, CompileRequest, KernelGraph, ParseRequest
 from graphkiln.tasks.registry import load_backend, load_frontend
 from graphkiln.tasks.sandbox.lifeline import tie_to_parent
+from graphkiln.tasks.sandbox.outcome import FailureReason
 from graphkiln.tasks.sandbox.protocol import (
     Answer,
     Compiled,
@@ -91,7 +93,9 @@ def _perform(
         outputs = _compile(backends[order.adapter], order, *blobs)
         return Compiled(list(outputs)), list(outputs.values())
     except BaseException as error:  # noqa: BLE001  an adapter may raise anything, SystemExit too
-        traceback.print_exc()
+        # Errors of the family say what is wrong by themselves, unless they stand for another: the user's own.
+        if not isinstance(error, GraphKilnError) or error.__cause__ is not None:
+            traceback.print_exc()
         return _failure(error), []
 
 
@@ -125,6 +129,8 @@ def _failure(error: BaseException) -> Failed:
     message = _message(error)
     if isinstance(error, BadInputError):
         return Failed("bad-input", message, error.reason)
+    if isinstance(error, CompileFailedError) and error.reason in get_args(FailureReason):
+        return Failed(cast(FailureReason, error.reason), message)
     if isinstance(error, MemoryError):
         return Failed("out-of-memory", message)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
