@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ from graphkiln.flows.console import (
 from graphkiln.flows.direct import run_direct
 from graphkiln.flows.embedded_server import EmbeddedServer
 from graphkiln.flows.inspection import compiler_log, explain, variants_of
-from graphkiln.flows.prefect_server import server_configured
+from graphkiln.flows.prefect_server import import_flow, server_configured
 from graphkiln.storage.errors import (
     BadInputError,
     CompileFailedError,
@@ -37,9 +38,9 @@ from graphkiln.storage.errors import (
     GraphKilnError,
     NotCommittedError,
 )
-from graphkiln.storage.ranks import RankSet
 from graphkiln.storage.store import Store, default_url, open_store
 from graphkiln.storage.verify import verify_store
+from graphkiln.tasks.checks import parse_ranks
 from graphkiln.tasks.session import CompileSession, open_session
 from graphkiln.tasks.spec import load_spec, parse_assignment
 from graphkiln.tasks.workers import Workers
@@ -62,6 +63,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _out = Console()
 _err = Console(stderr=True)
+_server_lost = threading.Event()
 
 
 def main() -> None:
@@ -82,7 +84,13 @@ def main() -> None:
         # The reader of our output has gone, as `graphkiln status | head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    if _server_lost.is_set():
+        # At its exit Prefect would try for minutes to send what it has to a server that is not there.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -138,7 +146,7 @@ def compile_command(
             parameters=dict(parse_assignment(item) for item in assignments),
             store=store,
             storage_options=_storage_options(options),
-            ranks=_parse_ranks(ranks),
+            ranks=parse_ranks(ranks),
             progress=progress,
         )
         if progress is not None:
@@ -256,19 +264,30 @@ def _run_as_flow(session: CompileSession, jobs: int, server: EmbeddedServer | No
     """Run the flow; that kernel graphs failed is in the report, and shown from there."""
     # Prefect reads these when it is imported. Its console lines would repeat ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
+    logging.raiseExceptions = False  # else Prefect prints each log line that its server does not take
     if server is not None:
         os.environ["PREFECT_API_URL"] = server.url
         # Registered before Prefect's own exit handlers, so that it runs after them.
         atexit.register(server.stop)
-    from graphkiln.flows.compile_network import run_as_flow
-
+        # A proxy does not lead to this host.
+        exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+        os.environ["no_proxy"] = f"{exempt},127.0.0.1" if exempt else "127.0.0.1"
+        # Should it end, it does not come back.
+        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")
+    run_as_flow = import_flow()
     if server is not None:
         server.wait_until_ready()
     try:
-        run_as_flow(session, jobs)
+        if not run_as_flow(session, jobs):
+            _server_lost.set()
     except CompileFailedError:
         if not session.reported:
             raise
+    except BadInputError as error:
+        if error.reason == "prefect-server":
+            _server_lost.set()
+        raise
 
 
 @contextlib.contextmanager
@@ -311,13 +330,6 @@ def _open(store: str | None, options: tuple[str, ...], *, checked: bool = True) 
 
 def _storage_options(options: tuple[str, ...]) -> dict[str, Any]:
     return dict(parse_assignment(item) for item in options)
-
-
-def _parse_ranks(ranks: str | None) -> RankSet | None:
-    try:
-        return None if ranks is None else RankSet.parse(ranks)
-    except ValueError as error:
-        raise BadInputError(str(error), reason="bad-ranks") from error
 
 
 def _name_of(network: str) -> str:

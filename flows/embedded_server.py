@@ -6,6 +6,7 @@ the two overlap. It keeps its history in Prefect's usual database.
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,6 +24,10 @@ _POLL_SECONDS = 0.1
 
 # Prefect's own names for a server without its web pages that one run owns.
 _ENVIRONMENT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+# The last line of a traceback.
+_EXCEPTION = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception)\w*: .+)$", re.MULTILINE)
+# The server is on this host, whatever proxy leads to the others.
+_open_directly = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class EmbeddedServer:
@@ -55,10 +60,9 @@ class EmbeddedServer:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                self._log.seek(0)
-                log = self._log.read().decode(errors="replace").strip()[-2000:]
                 raise BadInputError(
-                    f"Prefect's embedded server did not start; run with --no-prefect, or set PREFECT_API_URL\n{log}",
+                    f"Prefect's embedded server did not start: {self._what_went_wrong()}; mend Prefect's settings, set "
+                    "PREFECT_API_URL to a server that runs, or run with --no-prefect",
                     reason="prefect-server",
                 )
             time.sleep(_POLL_SECONDS)
@@ -74,10 +78,16 @@ class EmbeddedServer:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=_REQUEST_SECONDS):  # noqa: S310  # our own URL
+            with _open_directly(f"{self.url}/health", timeout=_REQUEST_SECONDS):
                 return True
         except (urllib.error.URLError, OSError):
             return False
+
+    def _what_went_wrong(self) -> str:
+        self._log.seek(0)
+        log = self._log.read().decode(errors="replace").strip()
+        told = _EXCEPTION.findall(log) or log.splitlines() or ["it printed nothing"]
+        return str(told[-1])
 
 
 def _serve(lifeline: int, listener: int) -> None:

@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from concurrent.futures import CancelledError
+from typing import Any, NamedTuple, cast
 
 from prefect.artifacts import create_table_artifact
-from prefect.futures import PrefectFuture, as_completed, wait
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture, as_completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from graphkiln.storage.digests import Digest
-from graphkiln.storage.errors import CompileFailedError, GraphKilnError
-from graphkiln.tasks.outcome import GraphOutcome, outcome_of_failure
+from graphkiln.storage.errors import CompileFailedError
+from graphkiln.tasks.outcome import GraphOutcome
 from graphkiln.tasks.prefect_tasks import commit_manifest, compile_kernel_graph, parse_frontend
 from graphkiln.tasks.session import CompileSession, Report
 
@@ -22,64 +24,81 @@ def thread_runner(jobs: int) -> TaskRunner[PrefectFuture[Any]]:
     return cast("TaskRunner[PrefectFuture[Any]]", ThreadPoolTaskRunner[Any](max_workers=jobs))
 
 
-def run_sessions(sessions: Sequence[CompileSession]) -> list[GraphKilnError | None]:
-    """Parse all networks, compile their distinct kernel graphs once, and commit each network that is complete.
+def run_sessions(sessions: Sequence[CompileSession]) -> list[Exception | None]:
+    """Parse all networks, compile their distinct kernel graphs once, and commit each network as soon as it is complete.
 
     Returns:
-        What went wrong with each session, or None. One that failed stops none of the others.
+        What went wrong with each session, or None. One that failed stops none of the others. An exception that is no
+        `GraphKilnError` is a bug.
     """
-    parsing = {parse_frontend.submit(session, session.resolved.title): session for session in sessions}
-    compiling: dict[Digest, TaskFuture] = {}
-    errors: dict[CompileSession, GraphKilnError | None] = {}
-    for parsed in as_completed(list(parsing)):
-        parsed.wait()  # only then does the future know its final state
-        session = parsing[parsed]
-        if not parsed.state.is_completed():
-            errors[session] = _error_of(parsed)
-            continue
-        for key, graphs in session.wanted.items():
-            if key not in compiling:
-                compiling[key] = compile_kernel_graph.submit(
-                    session, key, graphs[0].name, return_state=False, wait_for=[parsed]
-                )
-    for session in sessions:
-        if session not in errors:
-            errors[session] = _commit(session, {key: compiling[key] for key in session.wanted})
+    errors: dict[CompileSession, Exception | None] = {}
+    compiling = _start_compiles(sessions, errors)
+    waiting = {session: set(session.wanted) for session in sessions if session not in errors}
+    for future in as_completed(list(compiling)):
+        future.wait()  # only then does the future know its final state
+        for session, keys in list(waiting.items()):
+            keys.discard(compiling[future].key)
+            if not keys:
+                del waiting[session]
+                errors[session] = _finish(session, compiling)
     return [errors[session] for session in sessions]
 
 
-def _commit(session: CompileSession, compiling: Mapping[Digest, TaskFuture]) -> GraphKilnError | None:
-    wait(list(compiling.values()))
-    outcomes = {key: _outcome_of(session, key, future) for key, future in compiling.items()}
+class _Compile(NamedTuple):
+    key: Digest
+    session: CompileSession  # the one that does it for all that want it
+
+
+def _start_compiles(
+    sessions: Sequence[CompileSession], errors: dict[CompileSession, Exception | None]
+) -> dict[TaskFuture, _Compile]:
+    parsing = {parse_frontend.submit(session, session.resolved.title): session for session in sessions}
+    compiling: dict[TaskFuture, _Compile] = {}
+    started: set[Digest] = set()
+    for parsed in as_completed(list(parsing)):
+        parsed.wait()
+        session = parsing[parsed]
+        if not parsed.state.is_completed():
+            errors[session] = _error_of(parsed.state)
+            continue
+        for key, graphs in session.wanted.items():
+            if key not in started:
+                started.add(key)
+                future = compile_kernel_graph.submit(
+                    session, key, graphs[0].name, return_state=False, wait_for=[parsed]
+                )
+                compiling[future] = _Compile(key, session)
+    return compiling
+
+
+def _finish(session: CompileSession, compiling: Mapping[TaskFuture, _Compile]) -> Exception | None:
+    """Commit a session whose compiles have all ended, or only report it if one of them failed."""
+    wanted = session.wanted
+    futures = {item.key: future for future, item in compiling.items() if item.key in wanted}
+    outcomes: dict[Digest, GraphOutcome] = {}
+    for key, future in futures.items():
+        known = compiling[future].session.known_outcome(key)
+        if known is None:
+            return _error_of(future.state)  # the compiler was not asked: the store or the run is at fault
+        outcomes[key] = known
     if all(outcome.succeeded for outcome in outcomes.values()):
-        committing = commit_manifest.submit(
-            session, outcomes, session.resolved.title, return_state=False, wait_for=list(compiling.values())
+        # Called, not submitted: submitted, it would wait behind the compiles of all other networks.
+        state = commit_manifest(
+            session, outcomes, session.resolved.title, return_state=True, wait_for=list(futures.values())
         )
-        committing.wait()
-        if not committing.state.is_completed():
-            return _error_of(committing)
+        if not state.is_completed():
+            return _error_of(state)
     else:
         session.commit(outcomes)  # only reports, as something has failed
     _show_table(session.report)
     return session.report.error(session.resolved.target.backend)
 
 
-def _outcome_of(session: CompileSession, key: Digest, future: TaskFuture) -> GraphOutcome:
-    """Return what the session knows; a task that never got to run it leaves the kernel graph blocked."""
-    known = session.known_outcome(key)
-    if known is not None:
-        return known
-    error = CompileFailedError(f"its task ended as {future.state.name}: {future.state.message}", reason="interrupted")
-    return outcome_of_failure(session.wanted[key][0], error)
-
-
-def _error_of(future: TaskFuture) -> GraphKilnError:
-    error = future.state.result(raise_on_failure=False)
-    if isinstance(error, GraphKilnError):
+def _error_of(state: State[Any]) -> Exception:
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, Exception) and not isinstance(error, CancelledError):
         return error
-    if isinstance(error, BaseException):
-        raise error  # a bug of ours, which must not look like a failed compile
-    return CompileFailedError(f"a task ended as {future.state.name}: {future.state.message}", reason="interrupted")
+    return CompileFailedError(f"a task ended as {state.name}: {state.message}", reason="interrupted", retryable=True)
 
 
 def _show_table(report: Report) -> None:

@@ -13,6 +13,7 @@ from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.keys import PartChange
 from graphkiln.storage.plans import key_changes
 from graphkiln.storage.records import ActionResult, FailureRecord, Manifest, Plan, PlanDocument, PlannedGraph, RefRecord
+from graphkiln.storage.results import manifest_of
 from graphkiln.storage.store import Store
 
 Found = TypeVar("Found")
@@ -192,7 +193,7 @@ def _variant_status(store: Store, network: str, target: str, variant: Digest) ->
     document: PlanDocument | None = _tolerant(lambda: store.read_plan(network, target, variant), damage)
     manifest: Manifest | None = None
     if ref is not None:
-        manifest = _tolerant(lambda: store.read_manifest(ref.manifest), damage)
+        manifest = _tolerant(lambda: manifest_of(store, ref), damage)
     plan: Plan | None = document.plan if document else manifest.plan if manifest else None
     graphs = tuple(_graph_status(store, graph) for graph in plan.graphs) if plan else ()
     return VariantStatus(

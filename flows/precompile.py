@@ -1,5 +1,6 @@
 """The flow `precompile`: many networks for many targets, shared kernel graphs compiled once."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow
@@ -32,43 +33,57 @@ def precompile(networks: list[PrecompileRequest], store: str | None = None, jobs
         store: URL of the store; ``$GRAPHKILN_STORE`` or the user's cache folder if unset.
         jobs: how many compilers may work at once; the number of cores if unset.
     """
-    problems: dict[str, GraphKilnError | None] = {}
     with Workers(jobs) as workers:
-        sessions: list[CompileSession] = []
-        for title, spec, target, parameters in _requested(networks, problems):
-            try:
-                sessions.append(open_session(spec, workers, target=target, parameters=parameters, store=store))
-            except GraphKilnError as error:
-                problems[title] = error
-        for session, problem in zip(sessions, run_sessions(sessions), strict=True):
-            problems[session.resolved.title] = problem
-        create_markdown_artifact(_summary(sessions, problems), key="precompile", description="What became of each")
-    failed = [title for title, problem in problems.items() if problem is not None]
+        entries = [entry for request in networks for entry in _open(request, workers, store)]
+        opened = [(entry, entry.session) for entry in entries if entry.session is not None]
+        found = run_sessions([session for _, session in opened])
+        for (entry, _), problem in zip(opened, found, strict=True):
+            entry.problem = problem
+        create_markdown_artifact(_summary(entries), key="precompile", description="What became of each network")
+    failed = [entry for entry in entries if entry.problem is not None]
     if not failed:
-        return Completed(message=f"{len(problems)} networks committed")
-    message = f"{len(failed)} of {len(problems)} networks failed: {'; '.join(failed)}"
+        return Completed(message=f"{len(entries)} networks committed")
+    lines = [
+        f"{len(failed)} of {len(entries)} networks failed",
+        *(f"  {entry.title}: {entry.told}" for entry in failed),
+    ]
+    message = "\n".join(lines)
     return Failed(message=message, data=CompileFailedError(message, reason="compile-failed"))
 
 
-def _requested(
-    networks: list[PrecompileRequest], problems: dict[str, GraphKilnError | None]
-) -> list[tuple[str, NetworkSpec, str, dict[str, Any]]]:
-    found: list[tuple[str, NetworkSpec, str, dict[str, Any]]] = []
-    for request in networks:
+@dataclass
+class _Entry:
+    """One network for one target, and what became of it."""
+
+    title: str
+    session: CompileSession | None = None
+    problem: Exception | None = None
+
+    @property
+    def told(self) -> str:
+        """What became of it, in one line."""
+        if self.problem is None:
+            return self.session.report.summary() if self.session else ""
+        if not isinstance(self.problem, GraphKilnError):
+            return f"a bug in graphkiln: {self.problem!r}"
+        return " ".join(str(self.problem).split())
+
+
+def _open(request: PrecompileRequest, workers: Workers, store: str | None) -> list[_Entry]:
+    try:
+        spec = request.spec if isinstance(request.spec, NetworkSpec) else load_spec(request.spec)
+    except GraphKilnError as error:
+        return [_Entry(str(request.spec), problem=error)]
+    entries = []
+    for target in request.targets or list(spec.targets):
         try:
-            spec = request.spec if isinstance(request.spec, NetworkSpec) else load_spec(request.spec)
+            session = open_session(spec, workers, target=target, parameters=request.parameters, store=store)
+            entries.append(_Entry(session.resolved.title, session))
         except GraphKilnError as error:
-            problems[str(request.spec)] = error
-            continue
-        targets = request.targets or list(spec.targets)
-        found += [(f"{spec.name} for {target}", spec, target, request.parameters) for target in targets]
-    return found
+            entries.append(_Entry(f"{spec.name} for {target}", problem=error))
+    return entries
 
 
-def _summary(sessions: list[CompileSession], problems: dict[str, GraphKilnError | None]) -> str:
-    lines = ["| network | result |", "|---|---|"]
-    by_title = {session.resolved.title: session for session in sessions}
-    for title, problem in problems.items():
-        text = by_title[title].report.summary() if problem is None else str(problem).splitlines()[0]
-        lines.append(f"| {title} | {text.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines)
+def _summary(entries: list[_Entry]) -> str:
+    rows = [f"| {entry.title} | {entry.told.replace('|', chr(92) + '|')} |" for entry in entries]
+    return "\n".join(["| network | result |", "|---|---|", *rows])

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphkiln.flows.prefect_server import server_configured
+from graphkiln.flows.prefect_server import import_flow, server_configured
 from graphkiln.storage import layout
 from graphkiln.storage.canonical import Json
 from graphkiln.storage.digests import Digest
-from graphkiln.storage.errors import DamagedStoreError, GraphKilnError, NotCommittedError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError, NotCommittedError
 from graphkiln.storage.keys import changed_parts
 from graphkiln.storage.plans import toolchain
-from graphkiln.storage.records import Manifest, RefRecord
+from graphkiln.storage.records import Manifest
+from graphkiln.storage.results import manifest_of
 from graphkiln.storage.store import Store, open_store
 from graphkiln.tasks.checks import refuse_unknown
 from graphkiln.tasks.network import CompiledNetwork
@@ -61,9 +62,7 @@ def ensure(
             spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
         )
         if server_configured():
-            from graphkiln.flows.compile_network import run_as_flow
-
-            run_as_flow(session, workers.jobs)
+            import_flow()(session, workers.jobs)
         else:
             from graphkiln.flows.direct import run_direct
 
@@ -135,19 +134,7 @@ def _committed(store: Store, network: str, target: str, variant: Digest) -> Comp
         raise NotCommittedError(
             f"{network} for {target} (variant {variant[:12]}) is not committed", reason="not-committed"
         )
-    manifest = store.read_manifest(ref.manifest)
-    _check_belongs(store, ref, manifest)
-    return CompiledNetwork(manifest, ref.committed_at, store)
-
-
-def _check_belongs(store: Store, ref: RefRecord, manifest: Manifest) -> None:
-    """Refuse a manifest that is whole, but another variant's."""
-    plan = manifest.plan
-    if (plan.network.name, plan.target.name, plan.variant) != (ref.network, ref.target, ref.variant):
-        path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)
-        raise DamagedStoreError(
-            f"{store.url}/{path} is damaged: it names the manifest of {plan.title()}", reason="misplaced", path=path
-        )
+    return CompiledNetwork(manifest_of(store, ref), ref.committed_at, store)
 
 
 def _misfit(manifest: Manifest, parameters: Mapping[str, Json]) -> str | None:
@@ -165,7 +152,10 @@ def _misfit(manifest: Manifest, parameters: Mapping[str, Json]) -> str | None:
     other = [name for name in settings | target.settings if settings.get(name) != target.settings.get(name)]
     if other:
         return f"compiled for a target that is not this host's ({', '.join(other)} differ)"
-    tools = toolchain(load_frontend(network.frontend).fingerprint(), backend.fingerprint(settings))
+    try:
+        tools = toolchain(load_frontend(network.frontend).fingerprint(), backend.fingerprint(settings))
+    except BadInputError:
+        return None  # a host without the compiler, which only runs what others compiled, has no other toolchain
     changes = [change.name for change in changed_parts(plan.toolchain, tools)]
     if changes:
         return f"compiled with another toolchain ({', '.join(changes)} differ)"

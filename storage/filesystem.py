@@ -62,6 +62,7 @@ def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> Store
 
     Raises:
         BadInputError: fsspec does not know the protocol, its package is not installed, or an option is wrong.
+        StoreUnavailableError: a server that has to be connected to at once does not answer.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

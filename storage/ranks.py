@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+# Far above any cluster, and exact in any JSON reader.
+_MAX_RANKS = 2**53
+
 _ITEM = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
@@ -15,6 +18,8 @@ class RankSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         previous_stop = -1
+        if self.ranges and self.ranges[-1][1] > _MAX_RANKS:
+            raise ValueError(f"rank {self.ranges[-1][1] - 1} is too large: ranks end at {_MAX_RANKS - 1}")
         for start, stop in self.ranges:
             if not previous_stop < start < stop:
                 raise ValueError(f"rank ranges {self.ranges} are not sorted and disjoint")

@@ -13,7 +13,7 @@ from typing import Any
 
 import fsspec
 
-from graphkiln.storage.errors import BadInputError
+from graphkiln.storage.errors import BadInputError, StoreUnavailableError
 
 # What stands between a colon and the last "@" of a URL's host part.
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):([^/]*)@")
@@ -35,6 +35,12 @@ class RemoteFilesystem:
         except (ImportError, ValueError, TypeError) as error:
             message = f"the store {self.url} cannot be opened: {self._without_passwords(error)}"
             raise BadInputError(message, reason="store-url") from None
+        except Exception as error:
+            # Some connect at once, and fail in the words of their library.
+            message = (
+                f"the store {self.url} cannot be reached: {type(error).__name__}: {self._without_passwords(error)}"
+            )
+            raise StoreUnavailableError(message, reason="store-io", retryable=True) from None
         self._root = root.rstrip("/")
 
     def read(self, path: str) -> bytes:

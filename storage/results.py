@@ -7,7 +7,7 @@ import msgspec
 from graphkiln.storage import layout
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import DamagedStoreError
-from graphkiln.storage.records import ActionResult, Manifest
+from graphkiln.storage.records import ActionResult, Manifest, RefRecord
 from graphkiln.storage.store import Store
 
 
@@ -37,6 +37,22 @@ def _with_readable_log(store: Store, result: ActionResult) -> ActionResult:
     without = msgspec.structs.replace(result, log=None)
     store.replace_action(without)
     return without
+
+
+def manifest_of(store: Store, ref: RefRecord) -> Manifest:
+    """Return the manifest that a ref names.
+
+    Raises:
+        DamagedStoreError: it is missing, does not match its digest, or is whole but another variant's.
+    """
+    manifest = store.read_manifest(ref.manifest)
+    plan = manifest.plan
+    if (plan.network.name, plan.target.name, plan.variant) != (ref.network, ref.target, ref.variant):
+        path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)
+        raise DamagedStoreError(
+            f"{store.url}/{path} is damaged: it names the manifest of {plan.title()}", reason="misplaced", path=path
+        )
+    return manifest
 
 
 def missing_from(store: Store, manifest: Manifest) -> Iterator[DamagedStoreError]:

@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,12 +181,20 @@ class Store:
 
     # ------------------------------------------------------------------ blobs
 
-    def put_blob(self, content: bytes) -> BlobRef:
-        """Store some content and return its reference. A damaged blob in its place is set aside."""
+    def put_blob(self, content: bytes, *, known: Container[Digest] = ()) -> BlobRef:
+        """Store some content and return its reference. A damaged blob in its place is set aside.
+
+        Args:
+            content: the content.
+            known: blobs that were stored before; if one of them is not there any more, a warning says so.
+        """
         ref, stored = encode(content)
         path = layout.by_digest(layout.BLOBS, ref.digest)
         with self._medium(path):
-            if not self._fs.create(path, stored) and self.mend(lambda: self.get_blob(ref, "a blob")) is None:
+            if self._fs.create(path, stored):
+                if ref.digest in known:
+                    _log.warning("%s/%s was missing: it has been written again", self.url, path)
+            elif self.mend(lambda: self.get_blob(ref, "a blob")) is None:
                 self._fs.create(path, stored)
         return ref
 
@@ -299,6 +307,14 @@ class Store:
             if planned != manifest.artifacts.keys() or not all(manifest.artifacts.values()):
                 raise DamagedStoreError("it does not name an artifact for each kernel graph", reason="incomplete")
             return manifest
+
+    def holds_manifest(self, manifest: Manifest) -> bool:
+        """Tell whether a manifest has been stored before, however it is now."""
+        try:
+            self.read_raw(layout.by_digest(layout.MANIFESTS, digest_bytes(seal("manifest", manifest))))
+        except FileNotFoundError:
+            return False
+        return True
 
     def write_manifest(self, manifest: Manifest) -> Digest:
         """Durably store a manifest and return its digest. What it names must be durable already."""

@@ -13,7 +13,7 @@ from graphkiln.storage.documents import unseal
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.records import Plan, QuarantineNote
-from graphkiln.storage.results import missing_from
+from graphkiln.storage.results import manifest_of, missing_from
 from graphkiln.storage.store import Store
 
 Found = TypeVar("Found")
@@ -70,9 +70,14 @@ class _Verifier:
         self._objects = 0
         self._read: set[BlobRef] = set()
         self._committed: set[tuple[str, str, Digest]] = set()
+        self._referenced: set[Digest] = set()
 
     def run(self) -> Verification:
         self._check(self._store.read_format)
+        for variant in self._store.variants(layout.REFS):
+            ref = self._check(functools.partial(self._store.read_ref, *variant))
+            if ref is not None:
+                self._referenced.add(ref.manifest)
         for path in list(self._store.names("")):
             if path.startswith(f"{layout.QUARANTINE}/"):
                 self._look_at_quarantine(path)
@@ -122,7 +127,8 @@ class _Verifier:
 
     def _look_at_manifest(self, digest: Digest) -> None:
         manifest = self._check(lambda: self._store.read_manifest(digest))
-        if manifest is not None:
+        # One that a later commit has replaced may name what was lost since: that is why it was replaced.
+        if manifest is not None and digest in self._referenced:
             self._payloads(manifest.plan)
             for graph, outputs in manifest.artifacts.items():
                 self._blobs(outputs.values(), f"the artifact of {graph} in {manifest.plan.title()}")
@@ -132,7 +138,7 @@ class _Verifier:
         ref = self._check(lambda: self._store.read_ref(network, target, variant))
         if ref is None:
             return
-        manifest = self._check(lambda: self._store.read_manifest(ref.manifest))
+        manifest = self._check(lambda: manifest_of(self._store, ref))
         if manifest is None:
             return
         self._look_at_manifest(ref.manifest)

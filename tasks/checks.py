@@ -1,9 +1,10 @@
-"""Checks that adapters share."""
+"""Checks of what users write that several modules share."""
 
 import difflib
 from collections.abc import Iterable
 
 from graphkiln.storage.errors import BadInputError
+from graphkiln.storage.ranks import RankSet
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, reason: str) -> None:
@@ -23,3 +24,15 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, rea
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
         raise BadInputError(f"unknown {what}: {name!r}; {hint}", reason=reason)
+
+
+def parse_ranks(text: str | None) -> RankSet | None:
+    """Read the ranks that a user asks for, such as ``"13"`` or ``"0-15,32"``; all of them if None.
+
+    Raises:
+        BadInputError: the text is something else.
+    """
+    try:
+        return None if text is None else RankSet.parse(text)
+    except ValueError as error:
+        raise BadInputError(str(error), reason="bad-ranks") from error

@@ -4,6 +4,7 @@ Everything that the manifest will name is read back and checked, then made durab
 written, and last the ref that makes it visible.
 """
 
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -15,6 +16,8 @@ from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
 from graphkiln.storage.results import usable_result
 from graphkiln.storage.store import Store
 from graphkiln.tasks.outcome import GraphOutcome
+
+_log = logging.getLogger("graphkiln")
 
 
 def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> Digest:
@@ -36,10 +39,12 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
     for graph in plan.graphs:
         store.get_blob(graph.payload, f"the payload of {graph.name}")
     store.sync(_named_paths(plan, artifacts))
-    manifest = store.write_manifest(Manifest(plan=plan, artifacts=artifacts))
-    store.read_manifest(manifest)
-    _move_ref(plan, manifest, store)
-    return manifest
+    manifest = Manifest(plan=plan, artifacts=artifacts)
+    known = store.holds_manifest(manifest)
+    digest = store.write_manifest(manifest)
+    store.read_manifest(digest)
+    _move_ref(plan, digest, store, known=known)
+    return digest
 
 
 def _verified_artifact(graph: PlannedGraph, outcomes: Mapping[str, GraphOutcome], store: Store) -> dict[str, BlobRef]:
@@ -59,9 +64,13 @@ def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> 
     return sorted(paths | {layout.by_digest(layout.ACTIONS, graph.key) for graph in plan.graphs})
 
 
-def _move_ref(plan: Plan, manifest: Digest, store: Store) -> None:
+def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> None:
     variant = (plan.network.name, plan.target.name, plan.variant)
     current = store.mend(lambda: store.read_ref(*variant))
+    if current is None and known:
+        # A ref that was lost cannot be told from a commit that was killed before it wrote one.
+        path = layout.by_variant(layout.REFS, *variant)
+        _log.warning("%s/%s was missing, though its manifest was there: it is written again", store.url, path)
     if current is None or current.manifest != manifest:
         store.write_ref(
             RefRecord(

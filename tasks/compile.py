@@ -9,7 +9,7 @@ from graphkiln.storage.records import ActionResult, CompileStats, FailureRecord,
 from graphkiln.storage.results import usable_result
 from graphkiln.storage.store import Store
 from graphkiln.tasks.outcome import GraphOutcome, outcome_of_failure, outcome_of_result
-from graphkiln.tasks.sandbox.pool import ChildFailedError, ChildPool, ChildResult, CompileJob
+from graphkiln.tasks.sandbox.pool import ChildBadInputError, ChildFailedError, ChildPool, ChildResult, CompileJob
 
 
 def cached_outcome(graph: PlannedGraph, store: Store) -> GraphOutcome | None:
@@ -55,10 +55,8 @@ def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, b
 
 
 def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store) -> None:
-    if isinstance(error, ChildFailedError):
-        log, stats = error.log, _stats(error.seconds, error.peak_memory_bytes)
-    else:
-        log, stats = b"", _stats(0.0, 0)
+    log = error.log if isinstance(error, ChildFailedError | ChildBadInputError) else b""
+    used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
     if error.reason == "interrupted":
         return  # the user's own doing says nothing of the kernel graph
     try:
@@ -71,7 +69,7 @@ def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store
                 retryable=error.retryable,
                 message=str(error),
                 log=store.put_blob(log) if log else None,
-                stats=stats,
+                stats=_stats(*used),
             )
         )
     except GraphKilnError as second:

@@ -24,8 +24,8 @@ class Program:
 
     Attributes:
         function: a function that `jax.jit` takes, an already jitted one, a `jax.stages.Traced`, or a
-            `jax.stages.Lowered`. For the last two, `arguments`, `donate` and `out_shardings` stay unset, as they
-            are part of them already.
+            `jax.stages.Lowered`. The last three hold part of what follows already: `donate` and `out_shardings`
+            stay unset for them, and `arguments` for the last two.
         arguments: positional arguments, pytrees of `jax.ShapeDtypeStruct`; a leaf's `sharding` may be a
             `NamedSharding` on an `AbstractMesh`, so that no device is needed.
         donate: positions of arguments whose memory the program may overwrite.

@@ -204,7 +204,8 @@ def decode_type(array_type: ArrayType) -> Any:
 def strip_module(module: Any) -> None:
     """Remove from an MLIR module, in place, what differs between two lowerings of one program.
 
-    Debug locations hold paths, line numbers and the call stack; the module's name holds the function's.
+    Debug locations hold paths, line numbers and the call stack; the module's name holds the function's. The names of
+    functions that are jitted inside another one remain: renaming them makes another payload.
     """
     from jax.extend.mlir import ir, passmanager
 

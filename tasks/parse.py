@@ -23,9 +23,11 @@ def store_plan(resolved: ResolvedNetwork, parsed: Sequence[KernelGraph], store: 
         BadInputError: the backend cannot take these payloads, or two kernel graphs share a name.
     """
     _check_graphs(resolved, parsed)
+    current = store.mend(lambda: store.read_plan(resolved.network.name, resolved.target.name, resolved.variant))
+    known = {graph.payload.digest for graph in current.plan.graphs} if current else set()
     graphs = []
     for graph in parsed:
-        payload = store.put_blob(graph.payload)
+        payload = store.put_blob(graph.payload, known=known)
         parts = compile_parts(resolved.target, resolved.toolchain, payload.content_digest, graph.payload_format)
         graphs.append(
             PlannedGraph(
@@ -43,7 +45,7 @@ def store_plan(resolved: ResolvedNetwork, parsed: Sequence[KernelGraph], store: 
         toolchain=resolved.toolchain,
         graphs=tuple(graphs),
     )
-    _write_plan(plan, store)
+    _write_plan(plan, current, store)
     return plan
 
 
@@ -66,9 +68,7 @@ def _check_graphs(resolved: ResolvedNetwork, parsed: Sequence[KernelGraph]) -> N
         raise BadInputError(f"network {resolved.network.name} has no kernel graphs", reason="no-kernel-graphs")
 
 
-def _write_plan(plan: Plan, store: Store) -> None:
-    variant = (plan.network.name, plan.target.name, plan.variant)
-    current = store.mend(lambda: store.read_plan(*variant))
+def _write_plan(plan: Plan, current: PlanDocument | None, store: Store) -> None:
     previous: BlobRef | None = None
     if current is not None:
         previous = current.previous if current.plan == plan else store.put_blob(seal("plan", current))

@@ -16,7 +16,7 @@ from graphkiln.storage.errors import CompileFailedError
 from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.ranks import RankSet
 from graphkiln.storage.records import Manifest, Plan, PlannedGraph
-from graphkiln.storage.results import missing_from
+from graphkiln.storage.results import manifest_of, missing_from
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.commit import commit_manifest
 from graphkiln.tasks.compile import cached_outcome, compile_graph
@@ -109,7 +109,7 @@ class CompileSession:
         self.resolved = resolved
         self.store = store
         self._workers = workers
-        self._ranks = ranks
+        self.ranks = ranks
         self._progress = progress
         self._started = time.monotonic()
         self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
@@ -145,7 +145,7 @@ class CompileSession:
         self._warn_of_losses()
         plan = store_plan(self.resolved, parsed, self.store)
         if self._progress:
-            self._progress.planned(wanted_graphs(plan, self._ranks))
+            self._progress.planned(wanted_graphs(plan, self.ranks))
         return plan
 
     @property
@@ -155,7 +155,7 @@ class CompileSession:
         Raises:
             BadInputError: no kernel graph runs on the ranks that were asked for.
         """
-        return distinct_graphs(wanted_graphs(self.plan, self._ranks))
+        return distinct_graphs(wanted_graphs(self.plan, self.ranks))
 
     def all_cached(self) -> bool:
         """Look every wanted kernel graph up, and tell whether all of them are in the store, verified."""
@@ -283,7 +283,7 @@ def committed_manifest(resolved: ResolvedNetwork, store: Store) -> Manifest | No
     """Return the manifest of a variant if it is committed; damage is set aside with a warning."""
     variant = (resolved.network.name, resolved.target.name, resolved.variant)
     ref = store.mend(lambda: store.read_ref(*variant))
-    return None if ref is None else store.mend(lambda: store.read_manifest(ref.manifest))
+    return None if ref is None else store.mend(lambda: manifest_of(store, ref))
 
 
 def frontend_failure(resolved: ResolvedNetwork, error: ChildFailedError) -> CompileFailedError:

@@ -15,7 +15,7 @@ import platform as host_platform
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from graphkiln.storage.canonical import Json
+from graphkiln.storage.canonical import Json, canonical_json
 from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.keys import KeyPart
 from graphkiln.tasks.contracts import CompileRequest, Resolution
@@ -213,4 +213,8 @@ def _checked_compiler_options(value: Json) -> dict[str, Json]:
             raise _bad_option("compiler_options", f"{name} is what the option {_OWN_NAMES[name]} sets")
         if not isinstance(setting, bool | int | float | str):
             raise _bad_option("compiler_options", f"{name} is {setting!r}, not a text, a number, true or false")
+    try:
+        canonical_json(value)
+    except ValueError as error:
+        raise _bad_option("compiler_options", str(error)) from error
     return dict(value)

@@ -55,8 +55,8 @@ class JaxFrontend:
                 "choose a backend that compiles JAX programs",
                 reason="unknown-platform",
             )
-        # Lowering needs no device, and must not take hold of one that a trainer wants.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        # Lowering needs no device, and must not take hold of one that a trainer wants, whatever its environment says.
+        os.environ["JAX_PLATFORMS"] = "cpu"
         entrypoint = Entrypoint(request)
         with entrypoint.import_path():
             programs = _named_programs(entrypoint, entrypoint.call())
@@ -71,7 +71,7 @@ def _named_programs(entrypoint: Entrypoint, returned: Any) -> dict[str, Program]
             raise BadInputError(f"{entrypoint.text} returned two programs named {name}", reason="duplicate-program")
         if not isinstance(program, Program):
             raise BadInputError(
-                f"{entrypoint.text} returned a {type(program).__name__} as {name}: make it a graphkiln.Program",
+                f"{entrypoint.text} returned {name} as {type(program).__name__}: make it a graphkiln.Program",
                 reason="not-a-program",
             )
         programs[name] = program
@@ -89,7 +89,7 @@ def _pairs(entrypoint: Entrypoint, returned: Any) -> Iterable[tuple[Any, Any]]:
         if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             return pairs
     raise BadInputError(
-        f"{entrypoint.text} returned a {type(returned).__name__}: return a mapping from name to graphkiln.Program",
+        f"{entrypoint.text} returned {type(returned).__name__}: return a mapping from name to graphkiln.Program",
         reason="not-a-mapping",
     )
 
@@ -118,9 +118,9 @@ def _check_fields(name: str, program: Program) -> None:
     # A Traced may look Wrapped, hence the order.
     jitted = not lowered and isinstance(program.function, jax.stages.Wrapped)
     if not lowered and not callable(program.function):
-        raise _bad_program(name, f"its function is a {type(program.function).__name__}, which cannot be called")
+        raise _bad_program(name, f"its function is of type {type(program.function).__name__}, which cannot be called")
     if not isinstance(program.arguments, tuple):
-        raise _bad_program(name, f"its arguments are a {type(program.arguments).__name__}: make them a tuple")
+        raise _bad_program(name, f"its arguments are of type {type(program.arguments).__name__}: make them a tuple")
     if lowered and program.arguments:
         raise _bad_program(name, "it is traced already and knows its arguments: leave `arguments` unset")
     if (lowered or jitted) and (program.donate or program.out_shardings is not None):
@@ -156,7 +156,6 @@ def _payload(name: str, program: Program, platform: str) -> bytes:
     # The trees are in the contract: a process without the network's Python could not read all of them.
     flat = replace(
         exported,
-        fun_name=MODULE_NAME,
         in_tree=jax.tree_util.tree_structure(((0,) * len(exported.in_avals), {})),
         out_tree=jax.tree_util.tree_structure((0,) * len(exported.out_avals)),
     )

@@ -12,11 +12,12 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from graphkiln.storage.errors import BadInputError
+from graphkiln.storage.errors import BadInputError, GraphKilnError
 from graphkiln.tasks.contracts import ParseRequest
 
 Result = TypeVar("Result")
@@ -89,7 +90,7 @@ class Entrypoint:
             function = getattr(function, part)
         if not callable(function):
             raise BadInputError(
-                f"entrypoint {self.text}: {self._attribute} is a {type(function).__name__}, which cannot be called",
+                f"entrypoint {self.text}: {self._attribute} is of type {type(function).__name__}, not callable",
                 reason="entrypoint-not-callable",
             )
         self._check_parameters(function)
@@ -99,11 +100,11 @@ class Entrypoint:
         """Run `action`, which runs the user's code; `doing` says in the error what was going on.
 
         Raises:
-            BadInputError: `action` raised anything; one of ours passes unchanged.
+            BadInputError: `action` raised anything. Our own errors, an interrupt and a lack of memory pass unchanged.
         """
         try:
             return action()
-        except (BadInputError, KeyboardInterrupt):
+        except (GraphKilnError, KeyboardInterrupt, MemoryError):
             raise
         except BaseException as error:  # noqa: BLE001  a network that calls sys.exit() must not end us quietly
             # The message says it all; a chain of tracebacks would bury it.
@@ -117,18 +118,21 @@ class Entrypoint:
         return list(dict.fromkeys([self._file.resolve().parent, self._folder]))
 
     def _import_module(self) -> ModuleType:
-        try:
-            found = self.guard("importing it", lambda: importlib.util.find_spec(self._source))
-        except BadInputError as error:
-            raise self._no_module(f"its parent cannot be imported ({error})") from error
-        if found is None:
-            raise self._no_module(f"it is not on sys.path, nor in {self._folder}")
+        if self.guard("importing it", self._find_module) is None:
+            raise BadInputError(
+                f"entrypoint {self.text}: there is no module {self._source} on sys.path, nor in {self._folder}",
+                reason="no-such-module",
+            )
         return self.guard("importing it", lambda: importlib.import_module(self._source))
 
-    def _no_module(self, why: str) -> BadInputError:
-        return BadInputError(
-            f"entrypoint {self.text}: there is no module {self._source}: {why}", reason="no-such-module"
-        )
+    def _find_module(self) -> ModuleSpec | None:
+        try:
+            return importlib.util.find_spec(self._source)
+        except ModuleNotFoundError as error:
+            # A parent is missing, rather than something that a parent imports.
+            if error.name is not None and f"{self._source}.".startswith(f"{error.name}."):
+                return None
+            raise
 
     def _import_file(self, file: Path) -> ModuleType:
         if not file.is_file():
@@ -193,7 +197,8 @@ def _is_tooling(file: Path) -> bool:
 
 
 def _described(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    # The text of a SyntaxError repeats where it is.
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE] + " …"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

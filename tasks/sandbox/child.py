@@ -15,13 +15,14 @@ import psutil
 
 import graphkiln
 from graphkiln.tasks.sandbox.scratch import remove_folder
-from graphkiln.tasks.sandbox.tree import kill_tree
+from graphkiln.tasks.sandbox.tree import ProcessTable, kill_tree, wait_ended
 
 _LOGGER = logging.getLogger(__name__)
 
-# Where the kernel cannot end a process (it hangs in a file system), the pool goes on without it.
+# Where the system cannot end a process (it hangs in a file system), the pool goes on without it.
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.005
+_MARK = "GRAPHKILN_CHILD"
 
 # Makes the very package that the parent runs, wherever it was imported from, without putting the folder that holds
 # it on the path: in a source tree that folder has `tasks/` and `tests/`. What the parent can import besides is
@@ -51,7 +52,7 @@ class Child:
     """
 
     def __init__(self, folder: Path, adapter: str, environment: Mapping[str, str]) -> None:
-        """Start a child with exactly this environment, and TMPDIR.
+        """Start a child with this environment, but its own TMPDIR and a mark that its descendants inherit.
 
         Raises:
             OSError: the system refuses: too many processes, no memory, no disk.
@@ -76,7 +77,7 @@ class Child:
                     stdout=log,
                     stderr=log,
                     cwd=folder,
-                    env={**environment, "TMPDIR": str(folder)},
+                    env={**environment, "TMPDIR": str(folder), _MARK: str(folder)},
                     pass_fds=(its_channel.fileno(), its_lifeline),
                     start_new_session=True,
                 )
@@ -112,7 +113,7 @@ class Child:
         """Kill the child and its descendants, and wake who waits for its answer."""
         with self._lock:
             if not self._ended:
-                kill_tree(self.pid, self.tree)
+                self._kill_tree()
                 self.channel.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> int | None:
@@ -126,13 +127,20 @@ class Child:
             if not self._ended:
                 self._ended = True
                 # A child that has gone by itself keeps the exit code it had.
-                kill_tree(self.pid, self.tree)
-                try:
-                    self._process.wait(_END_SECONDS)
-                except subprocess.TimeoutExpired:
-                    _LOGGER.warning("child %d was killed, but the system has not ended it", self.pid)
+                ended = wait_ended(self._kill_tree(), _END_SECONDS)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_END_SECONDS if ended else 0)
+                if not ended:
+                    _LOGGER.warning("child %d was killed, but the system has not ended it and all below it", self.pid)
                 self._undo.close()
             return self._process.returncode
+
+    def _kill_tree(self) -> set[psutil.Process]:
+        known = self.tree
+        if self.has_exited():
+            # Its descendants are somebody else's by now, but have its environment.
+            known = known | ProcessTable().marked(_MARK, str(self.folder))
+        return kill_tree(self.pid, known)
 
 
 def _command(channel: int, lifeline: int) -> list[str]:

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from graphkiln.tasks.sandbox.outcome import (
     Usage,
 )
 from graphkiln.tasks.sandbox.protocol import Compiled, CompileOrder, Order, Parsed, ParseOrder, ProtocolError
-from graphkiln.tasks.sandbox.scratch import remove_folder
+from graphkiln.tasks.sandbox.scratch import Scratch, remove_folder
 
 __all__ = ["ChildBadInputError", "ChildFailedError", "ChildPool", "ChildResult", "CompileJob"]
 
@@ -74,6 +73,9 @@ class ChildPool:
                 network may read it.
             jobs: how many children there are at most.
             limits: what each job may use.
+
+        Raises:
+            ChildFailedError: there can be no folder for temporary files.
         """
         self._environment = dict(environment)
         self._jobs = jobs
@@ -85,7 +87,8 @@ class ChildPool:
         self._children: set[Child] = set()
         self._slots_taken = 0
         self._closed = False
-        self._scratch = Path(tempfile.mkdtemp(prefix="graphkiln-"))
+        with _disk_errors():
+            self._scratch = Scratch()
         self._monitor = Monitor(limits)
         # Children are started by one thread that lives as long as the pool, since some systems tie a child to the
         # thread that started it.
@@ -168,7 +171,7 @@ class ChildPool:
         self._monitor.close()
         for child in children:
             child.end()
-        remove_folder(self._scratch)
+        self._scratch.close()
 
     def _compile(self, backend: str, order: MakeOrder, payload: bytes) -> ChildResult[dict[str, bytes]]:
         used = self._take_idle(backend)
@@ -222,7 +225,7 @@ class ChildPool:
             raise
 
     def _start_child(self, adapter: str, environment: Mapping[str, str]) -> Child:
-        child = Child(self._scratch / f"child-{next(self._numbers)}", adapter, environment)
+        child = Child(self._scratch.path / f"child-{next(self._numbers)}", adapter, environment)
         with self._changed:
             self._children.add(child)
             if not self._closed:

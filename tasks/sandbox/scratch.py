@@ -1,12 +1,43 @@
 """Folders for the temporary files of children."""
 
+import contextlib
+import fcntl
 import logging
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
+from socket import gethostname
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class Scratch:
+    """A new folder for temporary files, removed by `close`.
+
+    Folders of owners on this host that were killed before they could do so are removed when the next one is made:
+    an owner holds a lock on its folder, which the kernel lets go of when the owner ends.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self) -> None:
+        prefix = f"graphkiln-children-{gethostname()}-"
+        _remove_abandoned(prefix)
+        # It gets the name that others look for only when it is locked, so that no one takes it for abandoned.
+        unlocked = Path(tempfile.mkdtemp(prefix="graphkiln-new-"))
+        self._lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
+        # Where folders cannot be locked (NFS), nobody can lock this one to remove it either.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = unlocked.rename(unlocked.with_name(unlocked.name.replace("graphkiln-new-", prefix)))
+
+    def close(self) -> None:
+        """Remove the folder."""
+        remove_folder(self.path)
+        os.close(self._lock)
 
 
 def remove_folder(folder: Path) -> None:
@@ -28,3 +59,15 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
     except OSError as error:
         _LOGGER.warning("temporary files in %s could not be removed: %s", folder, error)
+
+
+def _remove_abandoned(prefix: str) -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # its owner lives, or is another user; or it has gone by now
+            remove_folder(folder)

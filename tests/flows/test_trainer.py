@@ -120,6 +120,15 @@ def test_another_toolchain_is_another_variant(
         graphkiln.load("kernels", target="native", store=store)
 
 
+def test_a_host_without_the_compiler_loads_what_others_compiled(
+    spec: NetworkSpec, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = graphkiln.ensure(spec, store=store)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    loaded = graphkiln.load("kernels", target="native", store=store)
+    assert loaded.load("mid").outputs == made.load("mid").outputs
+
+
 def test_changed_source_is_noticed_by_ensure_while_load_says_how_old_it_is(
     spec: NetworkSpec, store: str, tmp_path: Path
 ) -> None:

@@ -248,12 +248,12 @@ def one(program: str, name: str = "'p'") -> str:
 
 # source, reason, fragments of the message; line 11 is the first line of `programs`
 ERRORS: dict[str, tuple[str, str, list[str]]] = {
-    "syntax": ("def programs(:\n", "network-raised", ["SyntaxError", "(network.py:1)"]),
+    "syntax": ("def programs(:\n", "network-raised", ["SyntaxError: invalid syntax (network.py:1)"]),
     "raises on import": ("x = 1\nraise OSError('no disk')\n", "network-raised", ["OSError: no disk", "(network.py:2)"]),
     "exits on import": ("import sys\nsys.exit(3)\n", "network-raised", ["SystemExit: 3", "(network.py:2)"]),
     "missing import": ("import no_such_thing\n", "network-raised", ["ModuleNotFoundError", "(network.py:1)"]),
     "no attribute": ("x = 1\n", "no-such-attribute", ["network.py has no programs"]),
-    "not callable": ("programs = {}\n", "entrypoint-not-callable", ["programs is a dict"]),
+    "not callable": ("programs = {}\n", "entrypoint-not-callable", ["programs is of type dict"]),
     "raises": (f"{HEAD}def programs():\n    raise KeyError('w')\n", "network-raised", ["KeyError: 'w'", ".py:11)"]),
     "raises in a sibling": (
         f"import beside\n{HEAD}def programs():\n    return beside.broken()\n",
@@ -262,12 +262,12 @@ ERRORS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "exits": (f"{HEAD}def programs():\n    sys.exit('stop')\n", "network-raised", ["SystemExit: stop", ".py:11)"]),
     "missing parameter": ("def programs(width): ...\n", "bad-parameters", ["'width'", "it takes: width"]),
-    "returns nothing": ("def programs(): ...\n", "not-a-mapping", ["a NoneType"]),
-    "returns text": ("def programs(): return 'p'\n", "not-a-mapping", ["a str"]),
-    "returns a list": ("def programs(): return [1]\n", "not-a-mapping", ["a list"]),
+    "returns nothing": ("def programs(): ...\n", "not-a-mapping", ["returned NoneType"]),
+    "returns text": ("def programs(): return 'p'\n", "not-a-mapping", ["returned str"]),
+    "returns a list": ("def programs(): return [1]\n", "not-a-mapping", ["returned list"]),
     "generator raises": ("def programs():\n    yield 1 / 0\n", "network-raised", ["ZeroDivision", "(network.py:2)"]),
     "empty": ("def programs(): return {}\n", "no-programs", ["no programs"]),
-    "value is no program": ("def programs(): return {'p': 1}\n", "not-a-program", ["a int as p"]),
+    "value is no program": ("def programs(): return {'p': 1}\n", "not-a-program", ["returned p as int"]),
     "bad name": (one("Program(function=double, arguments=(X,))", "'a b'"), "bad-program-name", ["'a b'"]),
     "name is no text": (one("Program(function=double, arguments=(X,))", "3"), "bad-program-name", ["3"]),
     "duplicate name": (
@@ -278,8 +278,8 @@ ERRORS: dict[str, tuple[str, str, list[str]]] = {
     "negative rank": (one("Program(function=double, arguments=(X,), ranks=(-1,))"), "bad-ranks", ["p", "-1"]),
     "no ranks": (one("Program(function=double, arguments=(X,), ranks=())"), "bad-ranks", ["no rank runs it"]),
     "ranks are no ranks": (one("Program(function=double, arguments=(X,), ranks=3)"), "bad-ranks", ["p"]),
-    "function is no function": (one("Program(function=3)"), "bad-program", ["p", "a int"]),
-    "arguments are no tuple": (one("Program(function=double, arguments=[X])"), "bad-program", ["a list"]),
+    "function is no function": (one("Program(function=3)"), "bad-program", ["program p", "of type int"]),
+    "arguments are no tuple": (one("Program(function=double, arguments=[X])"), "bad-program", ["of type list"]),
     "donates too much": (one("Program(function=double, arguments=(X,), donate=(1,))"), "bad-program", ["argument 1"]),
     "donate is a number": (one("Program(function=double, arguments=(X,), donate=0)"), "bad-program", ["donate is 0"]),
     "donates jitted": (

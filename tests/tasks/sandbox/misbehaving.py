@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from graphkiln.storage.errors import BadInputError
+from graphkiln.storage.errors import BadInputError, CompileFailedError
 from graphkiln.storage.ranks import RankSet
 from graphkiln.tasks.contracts import CompileRequest, KernelGraph, ParseRequest
 
@@ -71,6 +71,17 @@ def _key_error(request: CompileRequest) -> NoReturn:
 def _bad_input(request: CompileRequest) -> NoReturn:
     print("looking at the options")
     raise BadInputError("the option tiles is 3, but must be a power of two", reason="bad-tiles")
+
+
+def _own_reason(request: CompileRequest) -> NoReturn:
+    raise CompileFailedError("the compiler wrote no file below out/", reason="no-output")
+
+
+def _bad_input_of_user(request: CompileRequest) -> NoReturn:
+    try:
+        raise ZeroDivisionError("in the user's own code")
+    except ZeroDivisionError as error:
+        raise BadInputError(f"the entrypoint raised {error!r}", reason="bad-entrypoint") from error
 
 
 def _system_exit(request: CompileRequest) -> NoReturn:
@@ -227,10 +238,14 @@ def _orphan(request: CompileRequest) -> dict[str, bytes]:
 
 
 def _daemon_then_crash(request: CompileRequest) -> NoReturn:
-    process = subprocess.Popen(_DAEMON)
-    Path(str(request.settings["tell"])).write_text(f"{os.getpid()} {process.pid}")
-    time.sleep(0.4)  # so that the monitor has seen it
-    os.abort()
+    """As soon as the daemon has left the session, before the monitor is likely to have seen it there."""
+    with subprocess.Popen(
+        [*_DAEMON[:2], _DAEMON[2].replace("time.sleep", "print(flush=True); time.sleep")], stdout=subprocess.PIPE
+    ) as process:
+        Path(str(request.settings["tell"])).write_text(f"{os.getpid()} {process.pid}")
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.abort()
 
 
 def _fork_holds_socket(request: CompileRequest) -> NoReturn:

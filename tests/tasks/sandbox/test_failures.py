@@ -33,6 +33,7 @@ def _fail(pool: ChildPool, job: CompileJob) -> ChildFailedError:
         ("raise", "compiler-error", False, "shapes (3, 4) and (5,) do not match"),
         ("key_error", "compiler-error", False, "KeyError: 'axis'"),
         ("system_exit", "compiler-error", False, "SystemExit: 3"),
+        ("own_reason", "no-output", False, "the compiler wrote no file below out/"),
         ("text", "compiler-error", False, "backend misbehaving gave output 'code' as str, not bytes"),
         ("no_space", "disk-full", True, "[Errno 28] No space left on device: '/scratch/x'"),
         ("memory_error", "out-of-memory", False, "cannot have 3 TiB"),
@@ -82,6 +83,12 @@ def test_bad_input_stays_bad_input(make_pool: MakePool, job: MakeJob, tmp_path: 
     with pytest.raises(BadInputError, match="there is no backend 'misbehavin'") as caught:
         pool.compile("misbehavin", job("echo"))
     assert caught.value.reason == "unknown-backend"
+
+
+def test_bad_input_that_comes_of_the_users_code_keeps_its_traceback(make_pool: MakePool, job: MakeJob) -> None:
+    with pytest.raises(ChildBadInputError) as caught:
+        make_pool().compile("misbehaving", job("bad_input_of_user"))
+    assert b"ZeroDivisionError: in the user's own code" in caught.value.log
 
 
 def test_a_frontend_that_crashes_or_gives_nonsense(make_pool: MakePool, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,20 @@ def test_children_die_with_their_parent(
     wait_until(lambda: not any(map(is_running, children)))
 
 
+def test_what_a_killed_parent_left_is_removed_by_the_next(
+    start_parent: Callable[..., "subprocess.Popen[bytes]"], make_pool: MakePool, scratch: Path, wait_until: WaitUntil
+) -> None:
+    parent = start_parent("hang")
+    (kept,) = scratch.iterdir()
+    with make_pool():
+        assert kept.exists()
+    parent.kill()
+    parent.communicate()
+    assert kept.exists()
+    with make_pool():
+        assert not kept.exists()
+
+
 def test_children_die_with_their_parent_though_a_fork_of_it_lives(
     start_parent: Callable[..., "subprocess.Popen[bytes]"],
     wait_until: WaitUntil,
@@ -141,6 +156,21 @@ def test_children_die_with_their_parent_though_a_fork_of_it_lives(
     finally:
         os.kill(fork, signal.SIGKILL)
         parent.communicate()
+
+
+def test_a_pool_that_is_not_closed_does_not_keep_the_parent(third_party: Path, scratch: Path) -> None:
+    program = _PARENT.replace("with ChildPool(", "pool = ChildPool(").replace(") as pool:", ")\nif True:")
+    environment = {**os.environ, "PYTHONPATH": str(third_party), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-c", program + "    print(os.getpid())", "echo", "", ""]
+    result = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_temporary_folder_that_cannot_be_used(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
+    with pytest.raises(ChildFailedError) as caught:
+        make_pool()
+    assert (caught.value.reason, caught.value.retryable) == ("not-started", True)
 
 
 def test_an_interrupt_ends_the_job_and_the_pool(

@@ -11,7 +11,7 @@ import pytest
 from graphkiln.tasks.sandbox.limits import Limits
 from graphkiln.tasks.sandbox.outcome import read_log
 from graphkiln.tasks.sandbox.scratch import remove_folder
-from graphkiln.tasks.sandbox.tree import ProcessTable, kill_tree, resident_bytes
+from graphkiln.tasks.sandbox.tree import ProcessTable, kill_tree, resident_bytes, wait_ended
 
 
 @pytest.mark.parametrize("name", ["seconds", "memory_bytes", "log_bytes"])
@@ -89,8 +89,19 @@ def test_a_tree_ends_whole() -> None:
     assert leader.stdout.readline() == b"up\n"
     tree = ProcessTable().tree(leader.pid)
     assert len(tree) == 2
-    kill_tree(leader.pid, set())
+    assert not wait_ended(tree, 0.0)
+    assert kill_tree(leader.pid, set()) == tree
+    assert wait_ended(tree, 20.0)
     leader.communicate()
-    _, alive = psutil.wait_procs(tree, timeout=10)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert ProcessTable().tree(leader.pid) == set()
+
+
+def test_processes_are_found_by_their_environment() -> None:
+    command = [sys.executable, "-u", "-c", "print('up'); input()"]
+    environment = {**os.environ, "SANDBOX_TEST": "mark"}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert {found.pid for found in ProcessTable().marked("SANDBOX_TEST", "mark")} == {process.pid}
+        assert ProcessTable().marked("SANDBOX_TEST", "mar") == set()
+        process.communicate(b"\n")
