@@ -35,11 +35,9 @@ class RemoteFilesystem:
         except (ImportError, ValueError, TypeError) as error:
             message = f"the store {self.url} cannot be opened: {self._without_passwords(error)}"
             raise BadInputError(message, reason="store-url") from None
-        except Exception as error:
-            # Some connect at once, and fail in the words of their library.
-            message = (
-                f"the store {self.url} cannot be reached: {type(error).__name__}: {self._without_passwords(error)}"
-            )
+        except Exception as error:  # noqa: BLE001 (some connect at once, and fail in their library's own words)
+            words = f"{type(error).__name__}: {self._without_passwords(error)}"
+            message = f"the store {self.url} cannot be reached: {words}; check the network and run again"
             raise StoreUnavailableError(message, reason="store-io", retryable=True) from None
         self._root = root.rstrip("/")
 

@@ -1,0 +1,42 @@
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.local import LocalFilesystem
+from graphkiln.storage.remote import RemoteFilesystem
+from graphkiln.storage.store import Store
+from tests.storage.samples import NOW
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Callable[[], StoreFilesystem]]:
+    """Makes empty file systems in memory."""
+    urls: list[str] = []
+
+    def make() -> StoreFilesystem:
+        urls.append(f"memory://store-{uuid.uuid4().hex}")
+        return RemoteFilesystem(urls[-1], {})
+
+    yield make
+    for url in urls:
+        memory, root = fsspec.url_to_fs(url)
+        if memory.exists(root):
+            memory.rm(root, recursive=True)
+
+
+@pytest.fixture(params=["local", "memory"])
+def filesystem(
+    request: pytest.FixtureRequest, tmp_path: Path, in_memory: Callable[[], StoreFilesystem]
+) -> StoreFilesystem:
+    """An empty file system of each kind."""
+    return LocalFilesystem(tmp_path / "store") if request.param == "local" else in_memory()
+
+
+@pytest.fixture
+def store(filesystem: StoreFilesystem) -> Store:
+    """An empty store on each kind of file system."""
+    return Store(filesystem, now=lambda: NOW)
