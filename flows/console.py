@@ -87,7 +87,7 @@ class ConsoleProgress:
             self._wanted = len(graphs)
             self._width = max(len(graph.name) for graph in graphs)
         pairs = sum(len(graph.ranks) for graph in graphs)
-        self.say(f"the frontend gave {len(graphs)} kernel graphs for {pairs} rank-programs")
+        self.say(f"the frontend gave {_count(len(graphs), 'kernel graph')} for {_count(pairs, 'rank-program')}")
         self._show_work()
 
     def compiling(self, graph: PlannedGraph) -> None:
@@ -112,6 +112,10 @@ class ConsoleProgress:
         with self._lock:
             names = ", ".join(self._at_work) or "committing"
             self._status.update(f"{self._done} of {self._wanted} done; {names}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _details(outcome: GraphOutcome) -> str:

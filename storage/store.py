@@ -1,45 +1,30 @@
-"""The store: blobs and documents on a file system, checked on every read.
+"""The store: its documents, each at its place. Nothing here decides what to compile."""
 
-A read gives what was written, or None where nothing is, or raises `DamagedStoreError`. A caller that is about
-to make missing things anyway passes through `Store.mend`, which moves the damaged object to quarantine, warns,
-and answers None. Nothing here decides what to compile.
-"""
-
-import contextlib
 import errno
-import logging
 import os
 import secrets
-from collections.abc import Callable, Container, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from graphkiln.storage import layout
-from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
-from graphkiln.storage.documents import Body, seal, unseal
-from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
-from graphkiln.storage.filesystem import StoreFilesystem, open_filesystem
+from graphkiln.storage.documents import seal, unseal
+from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.filesystem import open_filesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX
+from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
 from graphkiln.storage.records import (
     ActionResult,
     FailureRecord,
     Manifest,
     PlanDocument,
-    QuarantineNote,
     RefRecord,
     StoreFormat,
 )
 
 FORMAT_VERSION = 1
 
-# A writer that loses this many compare-and-set races in a row is not racing, but broken.
-_REPLACE_TRIES = 100
-
-_log = logging.getLogger("graphkiln")
-
-Found = TypeVar("Found")
 VariantName = tuple[str, str, Digest]
 
 
@@ -80,17 +65,8 @@ def open_for_writing(url: str | None = None, options: Mapping[str, Any] | None =
     return store
 
 
-class Store:
-    """Blobs, actions, failures, plans, manifests and refs. Safe to share between threads."""
-
-    def __init__(self, filesystem: StoreFilesystem, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._fs = filesystem
-        self._now = now
-
-    @property
-    def url(self) -> str:
-        """Where the store is, without a password."""
-        return self._fs.url
+class Store(ObjectStore):
+    """Actions, failures, plans, manifests and refs, besides the blobs of `ObjectStore`."""
 
     # ------------------------------------------------------------------ the store as a whole
 
@@ -136,85 +112,6 @@ class Store:
                 self._fs.replace(layout.FORMAT, wanted, expected=None)
             self.read_format()
 
-    def mend(self, read: Callable[[], Found]) -> Found | None:
-        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None."""
-        try:
-            return read()
-        except DamagedStoreError as error:
-            self.quarantine(error)
-            return None
-
-    def quarantine(self, error: DamagedStoreError) -> None:
-        """Move the object that `error` is about out of the way, and warn."""
-        _log.warning("%s: it will be made again", error)
-        if not error.path:
-            return
-        # The folders are kept: one name made of all of them could be longer than file systems take.
-        place = f"{layout.QUARANTINE}/{error.path}.{secrets.token_hex(4)}"
-        note = QuarantineNote(path=error.path, reason=str(error), found_at=self._now())
-        with self._medium(error.path):
-            if self._fs.move(error.path, place):
-                self._fs.create(f"{place}.note", seal("quarantine note", note))
-
-    def names(self, folder: str) -> Iterator[str]:
-        """Iterate over the paths of all objects below a folder, temporaries of killed writers included."""
-        with self._medium(folder):
-            yield from self._fs.names(folder)
-
-    def read_raw(self, path: str) -> bytes:
-        """Return the stored bytes of any object, unchecked: for those who check them.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-        with self._medium(path, absence_is_a_fault=False):
-            return self._fs.read(path)
-
-    def sync(self, paths: list[str]) -> None:
-        """Return once the objects at `paths` would survive a loss of power.
-
-        Raises:
-            StoreUnavailableError: the medium fails, or one of them is gone.
-        """
-        with self._medium("a commit"):
-            self._fs.sync(paths)
-
-    # ------------------------------------------------------------------ blobs
-
-    def put_blob(self, content: bytes, *, known: Container[Digest] = ()) -> BlobRef:
-        """Store some content and return its reference. A damaged blob in its place is set aside.
-
-        Args:
-            content: the content.
-            known: blobs that were stored before; if one of them is not there any more, a warning says so.
-        """
-        ref, stored = encode(content)
-        path = layout.by_digest(layout.BLOBS, ref.digest)
-        with self._medium(path):
-            if self._fs.create(path, stored):
-                if ref.digest in known:
-                    _log.warning("%s/%s was missing: it has been written again", self.url, path)
-            elif self.mend(lambda: self.get_blob(ref, "a blob")) is None:
-                self._fs.create(path, stored)
-        return ref
-
-    def get_blob(self, ref: BlobRef, what: str) -> bytes:
-        """Return the content of a blob, once every digest matched.
-
-        Args:
-            ref: the blob.
-            what: what it is to the reader, for the message.
-
-        Raises:
-            DamagedStoreError: it is missing or does not match.
-        """
-        path = layout.by_digest(layout.BLOBS, ref.digest)
-        with self._about(path, what):
-            try:
-                return decode(ref, self.read_raw(path))
-            except FileNotFoundError:
-                raise DamagedStoreError("it is missing", reason="missing") from None
-
     # ------------------------------------------------------------------ actions and failures
 
     def read_action(self, key: Digest) -> ActionResult | None:
@@ -233,7 +130,7 @@ class Store:
         """
         path = layout.by_digest(layout.ACTIONS, result.key)
         data = seal("action result", result)
-        for _ in range(_REPLACE_TRIES):
+        for _ in range(REPLACE_TRIES):
             with self._medium(path):
                 if self._fs.create(path, data):
                     return result
@@ -359,67 +256,3 @@ class Store:
             for item in found
             if len(item) == 3 and layout.is_name(item[0]) and layout.is_name(item[1]) and is_digest(item[2])
         ]
-
-    # ------------------------------------------------------------------ faults
-
-    def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
-        try:
-            data = self.read_raw(path)
-        except FileNotFoundError:
-            return None
-        with self._about(path, f"the {kind}"):
-            return unseal(data, kind, body_type)
-
-    def _replace(self, path: str, data: bytes) -> None:
-        for _ in range(_REPLACE_TRIES):
-            with self._medium(path):
-                try:
-                    current = self._fs.read(path)
-                except FileNotFoundError:
-                    current = None
-                if current == data or self._fs.replace(path, data, expected=current):
-                    return
-        raise self._contended(path)
-
-    def _misplaced(self, path: str, belongs_to: str) -> DamagedStoreError:
-        message = f"{self.url}/{path} is damaged: it belongs to {belongs_to}"
-        return DamagedStoreError(message, reason="misplaced", path=path)
-
-    def _contended(self, path: str) -> StoreUnavailableError:
-        message = f"{self.url}/{path} was changed by others {_REPLACE_TRIES} times in a row: run again"
-        return StoreUnavailableError(message, reason="contended", retryable=True)
-
-    @contextlib.contextmanager
-    def _about(self, path: str, what: str) -> Iterator[None]:
-        """Say of every damage where it is and what was wanted."""
-        try:
-            yield
-        except DamagedStoreError as error:
-            message = f"{self.url}/{path} ({what}) is {'missing' if error.reason == 'missing' else f'damaged: {error}'}"
-            raise DamagedStoreError(message, reason=error.reason, path=path) from error
-        except BadInputError as error:
-            raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
-
-    @contextlib.contextmanager
-    def _medium(self, path: str, *, absence_is_a_fault: bool = True) -> Iterator[None]:
-        """Turn the faults of the medium into errors that say what to do."""
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not absence_is_a_fault:
-                raise
-            where = f"{self.url}/{path}"
-            # Not every file system behind fsspec sets the number.
-            if isinstance(error, PermissionError | NotADirectoryError | FileExistsError) or error.errno == errno.EROFS:
-                raise BadInputError(
-                    f"the store {self.url} cannot be used: {error.strerror or error} at {where}; "
-                    "make it accessible, or name another one with --store or GRAPHKILN_STORE",
-                    reason="store-not-accessible",
-                ) from error
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise StoreUnavailableError(
-                f"{'no space left for' if full else 'I/O error at'} {where}: {error}; "
-                f"{'free some space' if full else 'check the medium'} and run again",
-                reason="disk-full" if full else "store-io",
-                retryable=True,
-            ) from error
