@@ -155,18 +155,12 @@ def compile_command(
             run_direct(session)
         elif server_configured():
             _run_as_flow(session, workers.jobs)
-        elif session.all_cached():
-            run_direct(session)
         else:
-            # The compilers work while Prefect's server starts; the tasks collect what they make.
-            for key in session.wanted:
-                session.start(key)
-            if progress is not None:
-                progress.say("starting Prefect's embedded server, which takes 10 to 20 s; the compilers are at work")
-            _run_as_flow(session, workers.jobs, EmbeddedServer())
+            _run_on_embedded_server(session, workers.jobs, progress)
         report = session.report
     if as_json:
-        _print_json({"committed": report.manifest is not None, **_jsonable(report)})
+        backend = session.resolved.target.backend
+        _print_json({"committed": report.manifest is not None, "backend": backend, **_jsonable(report)})
     else:
         print_report(_out, report, session.resolved.target.backend)
     if report.failed:
@@ -260,21 +254,41 @@ def log_command(network: str, graph: str, target: str | None, store: str | None,
     return 0
 
 
+def _run_on_embedded_server(session: CompileSession, jobs: int, progress: ConsoleProgress | None) -> None:
+    """Run the flow on a server of our own, or without Prefect if everything turns out to be cached."""
+    # Where nothing is committed there is most likely something to compile: the server starts beside the frontend.
+    server = None if session.committed_before else _start_server()
+    if session.all_cached():
+        run_direct(session)
+        return
+    # The compilers work while the server starts; the tasks collect what they make.
+    for key in session.wanted:
+        session.start(key)
+    if progress is not None:
+        progress.say("starting Prefect's embedded server, which takes 10 to 20 s; the compilers are at work")
+    _run_as_flow(session, jobs, server or _start_server())
+
+
+def _start_server() -> EmbeddedServer:
+    server = EmbeddedServer()
+    # Registered before Prefect's own exit handlers, so that it runs after them.
+    atexit.register(server.stop)
+    return server
+
+
 def _run_as_flow(session: CompileSession, jobs: int, server: EmbeddedServer | None = None) -> None:
     """Run the flow; that kernel graphs failed is in the report, and shown from there."""
     # Prefect reads these when it is imported. Its console lines would repeat ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
+    # Half a minute for a server that restarts; the default is minutes of silence after all is compiled.
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")
     logging.raiseExceptions = False  # else Prefect prints each log line that its server does not take
     if server is not None:
         os.environ["PREFECT_API_URL"] = server.url
-        # Registered before Prefect's own exit handlers, so that it runs after them.
-        atexit.register(server.stop)
         # A proxy does not lead to this host.
         exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
         os.environ["no_proxy"] = f"{exempt},127.0.0.1" if exempt else "127.0.0.1"
-        # Should it end, it does not come back.
-        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")
     run_as_flow = import_flow()
     if server is not None:
         server.wait_until_ready()

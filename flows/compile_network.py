@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 
 from graphkiln.flows.engine import run_sessions, thread_runner
@@ -82,8 +81,8 @@ def run_as_flow(session: CompileSession, jobs: int) -> bool:
             _log.warning("Prefect's server went away before the end of the run, which it shows as running: %s", told)
             return False
         message = (
-            f"Prefect's server at {PREFECT_API_URL.value()} cannot be used: {told}; what had compiled is kept; start "
-            "the server, change PREFECT_API_URL, or run without Prefect"
+            f"Prefect's server cannot be used: {told}; what had compiled is kept; start the server, change "
+            "PREFECT_API_URL, or run without Prefect"
         )
         raise BadInputError(message, reason="prefect-server", retryable=True) from error
     finally:

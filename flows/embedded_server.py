@@ -97,6 +97,8 @@ def _serve(lifeline: int, listener: int) -> None:
     import uvicorn
 
     config = uvicorn.Config("prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on")
+    # Before uvicorn takes the signals: until the database is touched, SIGTERM ends this process at once.
+    config.load()
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener)])
 
 

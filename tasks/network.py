@@ -1,5 +1,6 @@
 """A committed network, as a trainer uses it. Imports neither Prefect nor pydantic nor a framework."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -9,6 +10,7 @@ from graphkiln.storage.digests import Digest
 from graphkiln.storage.records import Manifest, PlannedGraph
 from graphkiln.storage.store import Store
 from graphkiln.tasks.checks import refuse_unknown
+from graphkiln.tasks.contracts import Backend
 from graphkiln.tasks.registry import load_backend
 
 
@@ -70,11 +72,15 @@ class CompiledNetwork:
             name: self._store.get_blob(ref, f"output {name} of {graph} in {self.manifest.plan.title()}")
             for name, ref in self.manifest.artifacts[planned.name].items()
         }
-        target = self.manifest.plan.target
-        return load_backend(target.backend).load(target.settings, outputs, devices)
+        return self._backend.load(self.manifest.plan.target.settings, outputs, devices)
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.manifest.plan.title()}, committed {self.committed_at:%Y-%m-%d %H:%M:%S %Z}>"
+
+    @functools.cached_property
+    def _backend(self) -> Backend:
+        # Finding it reads the metadata of every installed package, which is a tenth of loading a kernel graph.
+        return load_backend(self.manifest.plan.target.backend)
 
     def _planned(self, graph: str) -> PlannedGraph:
         refuse_unknown([graph], self._graphs, what=f"kernel graph of {self.name}", reason="unknown-kernel-graph")

@@ -129,6 +129,11 @@ class CompileSession:
         return self._report
 
     @functools.cached_property
+    def committed_before(self) -> Manifest | None:
+        """The manifest that this variant had before the run, if it is whole."""
+        return committed_manifest(self.resolved, self.store)
+
+    @functools.cached_property
     def plan(self) -> Plan:
         """The plan, stored; waits for the frontend.
 
@@ -150,12 +155,14 @@ class CompileSession:
 
     @property
     def wanted(self) -> dict[Digest, list[PlannedGraph]]:
-        """The kernel graphs that the run is about, by action key.
+        """The kernel graphs that the run is about, by action key, in the order in which they are to start.
 
         Raises:
             BadInputError: no kernel graph runs on the ranks that were asked for.
         """
-        return distinct_graphs(wanted_graphs(self.plan, self.ranks))
+        found = distinct_graphs(wanted_graphs(self.plan, self.ranks))
+        # The largest first: a long compile that starts last leaves the other compilers without work at the end.
+        return dict(sorted(found.items(), key=lambda item: item[1][0].payload.stored_size, reverse=True))
 
     def all_cached(self) -> bool:
         """Look every wanted kernel graph up, and tell whether all of them are in the store, verified."""
@@ -243,9 +250,8 @@ class CompileSession:
 
     def _warn_of_losses(self) -> None:
         """Say which documents of a committed variant are gone, as nobody would know why it compiles again."""
-        manifest = committed_manifest(self.resolved, self.store)
-        if manifest is not None:
-            for lost in missing_from(self.store, manifest):
+        if self.committed_before is not None:
+            for lost in missing_from(self.store, self.committed_before):
                 _log.warning("%s: it will be made again", lost)
 
 
