@@ -10,6 +10,7 @@ import pytest
 
 import graphkiln
 from graphkiln import BadInputError, CompileFailedError, NetworkSpec, NotCommittedError, TargetSpec
+from graphkiln.storage.canonical import Json
 
 ARGV = ["cc", "-O1", "-shared", "-fPIC", "{input}", "-o", "{output}"]
 
@@ -57,7 +58,7 @@ def test_graphs_of_a_rank(spec: NetworkSpec, store: str) -> None:
     assert network.graphs(rank=13) == ["first"]
     assert network.graphs(rank=47) == ["mid"]
     assert network.graphs(rank=64) == []
-    with pytest.raises(BadInputError, match="'midd'.*did you mean 'mid'"):
+    with pytest.raises(BadInputError, match=r"'midd'.*did you mean 'mid'"):
         network.load("midd")
 
 
@@ -84,7 +85,7 @@ def test_nothing_is_loaded_before_a_commit(spec: NetworkSpec, store: str, tmp_pa
 def test_other_parameters_are_another_variant_which_a_committed_one_never_stands_in_for(
     spec: NetworkSpec, store: str, tmp_path: Path
 ) -> None:
-    everyone = {"ranks": {"first": "0-63", "mid": "0-63", "last": "0-63"}}
+    everyone: dict[str, Json] = {"ranks": {"first": "0-63", "mid": "0-63", "last": "0-63"}}
     default = graphkiln.ensure(spec, store=store)
     with pytest.raises(NotCommittedError, match="compiled with ranks"):
         graphkiln.load("kernels", target="native", parameters=everyone, store=store)
@@ -92,7 +93,7 @@ def test_other_parameters_are_another_variant_which_a_committed_one_never_stands
     assert other.variant != default.variant
     assert graphkiln.load("kernels", target="native", store=store).variant == default.variant
     assert graphkiln.load("kernels", target="native", parameters=everyone, store=store).variant == other.variant
-    with pytest.raises(BadInputError, match="'rank'.*did you mean 'ranks'"):
+    with pytest.raises(BadInputError, match=r"'rank'.*did you mean 'ranks'"):
         graphkiln.load("kernels", target="native", parameters={"rank": 3}, store=store)
 
 

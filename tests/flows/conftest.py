@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import pytest
+
+_KERNELS = {
+    "negate": "int run(int a) { return -a; }",
+    "scale": "int run(int a) { return 3 * a; }",
+    "shift": "int run(int a) { return a + 11; }",
+}
+_SPEC = """
+[network]
+name = "kernels"
+frontend = "file"
+entrypoint = "kernels/*.c"
+
+[parameters]
+ranks = "0-3"
+
+[targets.native]
+backend = "command"
+argv = ["cc", "-O1", "-shared", "-fPIC", "{input}", "-o", "{output}"]
+output_name = "kernel.so"
+tools = ["as", "ld"]
+"""
+
+
+@pytest.fixture
+def cc_network(tmp_path: Path) -> Path:
+    """The spec of a network of three C kernels for the real `cc`: negate, scale and shift."""
+    folder = tmp_path / "network"
+    (folder / "kernels").mkdir(parents=True)
+    for kernel, source in _KERNELS.items():
+        (folder / "kernels" / f"{kernel}.c").write_text(f"{source}\n")
+    spec = folder / "kernels.toml"
+    spec.write_text(_SPEC)
+    return spec
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """A store that does not exist yet."""
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def without_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Prefect server is configured, whatever the user has."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
