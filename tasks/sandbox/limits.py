@@ -13,7 +13,7 @@ class Limits:
         seconds: wall time, from handing the job over to its answer.
         memory_bytes: resident memory of the child and all its descendants together. It also bounds how many bytes
             an answer may have.
-        log_bytes: size of the log. Checked about twenty times a second, so that a log may grow past it before the
+        log_bytes: size of the log. Checked about ten times a second, so that a log may grow past it before the
             job is ended.
     """
 

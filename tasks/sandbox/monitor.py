@@ -12,7 +12,7 @@ from graphkiln.tasks.sandbox.tree import ProcessTable, resident_bytes
 
 Verdict: TypeAlias = Literal["timeout", "out-of-memory", "log-flood"]
 
-_TICK_SECONDS = 0.05
+_TICK_SECONDS = 0.1
 # Where a look at all processes is dear (thousands of them, or large shared memories), looks become rarer, so that
 # they take no more than a tenth of one core.
 _IDLE_PER_BUSY = 9.0

@@ -46,7 +46,7 @@ class Usage:
         log: what the child and its descendants wrote to their standard output and error during the job.
         seconds: wall time, from handing the job over to its answer or end.
         peak_memory_bytes: most memory that the child and its descendants had resident together, as far as seen:
-            exact for the child itself, sampled about twenty times a second for its descendants.
+            exact for the child itself, sampled about ten times a second for its descendants.
     """
 
     log: bytes

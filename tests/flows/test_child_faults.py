@@ -109,7 +109,10 @@ def test_a_compiler_that_fails(fault: Fault, tmp_path: Path, store_url: str) -> 
     assert bad["reason"] == fault.reason
     assert fault.told in bad["message"]
     assert bad["retryable"] == fault.retryable
-    assert project.network.take_runs() == sorted(KERNELS)
+    # Memory past the limit in a child that has compiled before is tried once more in a fresh one.
+    runs = project.network.take_runs()
+    assert sorted(set(runs)) == sorted(KERNELS)
+    assert len(runs) <= len(KERNELS) + (fault.reason == "out-of-memory")
     with pytest.raises(NotCommittedError):
         graphkiln.load(NAME, target=TARGET, store=store_url)
     if fault.logged:
