@@ -256,8 +256,6 @@ def log_command(network: str, graph: str, target: str | None, store: str | None,
 
 def _run_on_embedded_server(session: CompileSession, jobs: int, progress: ConsoleProgress | None) -> None:
     """Run the flow on a server of our own, or without Prefect if everything turns out to be cached."""
-    # Where nothing is committed there is most likely something to compile: the server starts beside the frontend.
-    server = None if session.committed_before else _start_server()
     if session.all_cached():
         run_direct(session)
         return
@@ -266,14 +264,10 @@ def _run_on_embedded_server(session: CompileSession, jobs: int, progress: Consol
         session.start(key)
     if progress is not None:
         progress.say("starting Prefect's embedded server, which takes 10 to 20 s; the compilers are at work")
-    _run_as_flow(session, jobs, server or _start_server())
-
-
-def _start_server() -> EmbeddedServer:
     server = EmbeddedServer()
     # Registered before Prefect's own exit handlers, so that it runs after them.
     atexit.register(server.stop)
-    return server
+    _run_as_flow(session, jobs, server)
 
 
 def _run_as_flow(session: CompileSession, jobs: int, server: EmbeddedServer | None = None) -> None:
