@@ -75,6 +75,16 @@ class RemoteFilesystem:
             self._fs.pipe_file(self._path(path), data)
         return True
 
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        """Compare, then delete; see the contract and the note above."""
+        try:
+            if self.read(path) != expected:
+                return False
+        except FileNotFoundError:
+            return False
+        self.delete(path)
+        return True
+
     def move(self, source: str, destination: str) -> bool:
         """Copy an object, then delete it; see the contract."""
         try:
