@@ -33,7 +33,8 @@ class StoreFilesystem(Protocol):
         """Durably write an object, whole or not at all, if it still holds `expected` (None: if there is none).
 
         Returns:
-            False if it holds something else, which stays as it is.
+            False if it holds something else, which stays as it is. Of several writers of the same bytes more than
+            one may be told that it wrote them.
         """
 
     def remove(self, path: str, *, expected: bytes) -> bool:

@@ -106,7 +106,8 @@ class RemoteFilesystem:
         with self._faults():
             found = sorted(self._fs.find(self._path(folder)))
         for name in found:
-            yield name.removeprefix(prefix)
+            if name.startswith(prefix):  # some servers list the folder itself
+                yield name.removeprefix(prefix)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Do nothing: an object store answers a write once it is durable."""
