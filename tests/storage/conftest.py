@@ -10,7 +10,7 @@ from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.remote import RemoteFilesystem
 from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store
-from tests.storage.s3_servers import BUCKET, options_for, seaweedfs
+from tests.storage.s3_servers import BUCKET, options_for
 from tests.storage.samples import NOW
 
 
@@ -28,13 +28,6 @@ def in_memory() -> Iterator[Callable[[], StoreFilesystem]]:
         memory, root = fsspec.url_to_fs(url)
         if memory.exists(root):
             memory.rm(root, recursive=True)
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 server that honours conditional requests."""
-    with seaweedfs(tmp_path_factory.mktemp("seaweedfs") / "data") as endpoint:
-        yield endpoint
 
 
 @pytest.fixture
