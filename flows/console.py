@@ -98,6 +98,10 @@ class ConsoleProgress:
             self.say(f"  {'compiling':9} {graph.name}")
         self._show_work()
 
+    def waiting(self, graph: PlannedGraph, owner: str) -> None:
+        """Say for whom this run waits."""
+        self.say(f"  {'waiting':9} {graph.name}  for {owner}, which compiles it")
+
     def finished(self, outcome: GraphOutcome) -> None:
         """Print how a kernel graph ended."""
         with self._lock:

@@ -33,7 +33,15 @@ class StoreFilesystem(Protocol):
         """Durably write an object, whole or not at all, if it still holds `expected` (None: if there is none).
 
         Returns:
-            False if it holds something else, which stays as it is.
+            False if it holds something else, which stays as it is. Of several writers of the same bytes more than
+            one may be told that it wrote them.
+        """
+
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        """Delete an object if it still holds `expected`.
+
+        Returns:
+            False if it holds something else, or is gone.
         """
 
     def move(self, source: str, destination: str) -> bool:
@@ -70,6 +78,10 @@ def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> Store
     if scheme in ("file", "local"):
         return LocalFilesystem(rest)
     # fsspec costs more to import than a whole warm start from a local store.
+    if scheme in ("s3", "s3a"):
+        from graphkiln.storage.s3 import S3Filesystem
+
+        return S3Filesystem(url, options or {})
     from graphkiln.storage.remote import RemoteFilesystem
 
     return RemoteFilesystem(url, options or {})

@@ -7,7 +7,7 @@ from graphkiln.storage.errors import BadInputError
 
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
-QUARANTINE = "quarantine"
+QUARANTINE, LEASES = "quarantine", "leases"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -50,6 +50,18 @@ class LocalFilesystem:
             os.fsync(folder)
         return True
 
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        """Delete an object under a lock on its folder; see the contract."""
+        final = self._root / path
+        try:
+            with _locked(final.parent):
+                if _content(final) != expected:
+                    return False
+                final.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     def move(self, source: str, destination: str) -> bool:
         """Rename an object; see the contract."""
         final = self._root / destination

@@ -157,6 +157,7 @@ class FailureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         message: the compiler's own words.
         log: all that it printed.
         stats: what it took.
+        lease: token of the lease under which it ran, so that those who waited for it know it is meant.
     """
 
     key: Digest
@@ -167,6 +168,7 @@ class FailureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: str
     log: BlobRef | None
     stats: CompileStats
+    lease: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

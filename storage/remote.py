@@ -75,6 +75,16 @@ class RemoteFilesystem:
             self._fs.pipe_file(self._path(path), data)
         return True
 
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        """Compare, then delete; see the contract and the note above."""
+        try:
+            if self.read(path) != expected:
+                return False
+        except FileNotFoundError:
+            return False
+        self.delete(path)
+        return True
+
     def move(self, source: str, destination: str) -> bool:
         """Copy an object, then delete it; see the contract."""
         try:
@@ -96,7 +106,8 @@ class RemoteFilesystem:
         with self._faults():
             found = sorted(self._fs.find(self._path(folder)))
         for name in found:
-            yield name.removeprefix(prefix)
+            if name.startswith(prefix):  # some servers list the folder itself
+                yield name.removeprefix(prefix)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Do nothing: an object store answers a write once it is durable."""

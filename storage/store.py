@@ -99,18 +99,31 @@ class Store(ObjectStore):
         Raises:
             BadInputError: it cannot be written, or a newer GraphKiln wrote it.
         """
-        probe = f"{TEMPORARY_PREFIX}probe-{secrets.token_hex(8)}"
-        with self._medium(probe):
-            try:
-                self._fs.create(probe, b"")
-            except FileNotFoundError as error:  # a parent folder cannot be made, as below /proc
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
-            self._fs.delete(probe)
+        self._probe()
         if self.mend(self.read_format) is None:
             wanted = seal("store format", StoreFormat(FORMAT_VERSION, ALGORITHM))
             with self._medium(layout.FORMAT):
                 self._fs.replace(layout.FORMAT, wanted, expected=None)
             self.read_format()
+
+    def _probe(self) -> None:
+        """Write an object, and see whether conditions hold: without them two writers could overwrite each other."""
+        path = f"{TEMPORARY_PREFIX}probe-{secrets.token_hex(8)}"
+        with self._medium(path):
+            try:
+                self._fs.create(path, b"first")
+            except FileNotFoundError as error:  # a parent folder cannot be made, as below /proc
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from error
+            try:
+                overwritten = self._fs.create(path, b"second") or self._fs.replace(path, b"third", expected=b"second")
+            finally:
+                self._fs.delete(path)
+        if overwritten:
+            raise BadInputError(
+                f"the store {self.url} ignores conditional writes, so that two runs could overwrite each other there: "
+                "use a server that honours If-None-Match and If-Match",
+                reason="no-conditional-writes",
+            )
 
     # ------------------------------------------------------------------ actions and failures
 
@@ -166,6 +179,33 @@ class Store(ObjectStore):
         path = layout.by_digest(layout.FAILURES, key)
         with self._medium(path):
             self._fs.delete(path)
+
+    # ------------------------------------------------------------------ leases
+
+    def create_lease(self, key: Digest, content: bytes) -> bool:
+        """Store the lease of an action unless there is one; tell whether it was stored."""
+        path = layout.by_digest(layout.LEASES, key)
+        with self._medium(path):
+            return self._fs.create(path, content)
+
+    def read_lease(self, key: Digest) -> bytes | None:
+        """Return the lease of an action as it is stored, or None."""
+        try:
+            return self.read_raw(layout.by_digest(layout.LEASES, key))
+        except FileNotFoundError:
+            return None
+
+    def replace_lease(self, key: Digest, content: bytes, *, expected: bytes) -> bool:
+        """Store the lease of an action if it is still `expected`; tell whether it was stored."""
+        path = layout.by_digest(layout.LEASES, key)
+        with self._medium(path):
+            return self._fs.replace(path, content, expected=expected)
+
+    def remove_lease(self, key: Digest, *, expected: bytes) -> None:
+        """Delete the lease of an action if it is still `expected`."""
+        path = layout.by_digest(layout.LEASES, key)
+        with self._medium(path):
+            self._fs.remove(path, expected=expected)
 
     # ------------------------------------------------------------------ plans, manifests, refs
 

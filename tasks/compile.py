@@ -18,17 +18,18 @@ def cached_outcome(graph: PlannedGraph, store: Store) -> GraphOutcome | None:
     return None if result is None else outcome_of_result(graph, result, "cached")
 
 
-def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: ChildPool) -> GraphOutcome:
+def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: ChildPool, lease: str) -> GraphOutcome:
     """Compile one kernel graph in a child process and store what came of it.
 
-    A failure is stored as a failure record and returned as an outcome; it is not raised.
+    A failure is stored as a failure record, with the token of the lease, and returned as an outcome; it is not
+    raised.
     """
     try:
         payload = store.get_blob(graph.payload, f"the payload of {graph.name}")
         made = children.compile(plan.target.backend, _compile_job(plan, graph, payload))
         result = _store_result(plan, graph, made, store)
     except GraphKilnError as error:
-        _store_failure(plan, graph, error, store)
+        _store_failure(plan, graph, error, store, lease)
         return outcome_of_failure(graph, error)
     return outcome_of_result(graph, result, "compiled")
 
@@ -54,7 +55,7 @@ def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, b
     return result
 
 
-def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store) -> None:
+def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store, lease: str) -> None:
     log = error.log if isinstance(error, ChildFailedError | ChildBadInputError) else b""
     used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
     if error.reason == "interrupted":
@@ -70,6 +71,7 @@ def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store
                 message=str(error),
                 log=store.put_blob(log) if log else None,
                 stats=_stats(*used),
+                lease=lease,
             )
         )
     except GraphKilnError as second:

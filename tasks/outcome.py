@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 
 from graphkiln.storage.digests import Digest
-from graphkiln.storage.errors import GraphKilnError
-from graphkiln.storage.records import ActionResult, PlannedGraph
+from graphkiln.storage.errors import CompileFailedError, GraphKilnError
+from graphkiln.storage.records import ActionResult, FailureRecord, PlannedGraph
 
 State = Literal["compiled", "cached", "failed", "blocked"]
 
@@ -65,6 +65,12 @@ def outcome_of_failure(graph: PlannedGraph, error: GraphKilnError) -> GraphOutco
         message=str(error),
         retryable=error.retryable,
     )
+
+
+def outcome_of_record(graph: PlannedGraph, failure: FailureRecord) -> GraphOutcome:
+    """Return the outcome of a kernel graph that another run has tried to compile in vain."""
+    error = CompileFailedError(failure.message, reason=failure.reason, retryable=failure.retryable)
+    return outcome_of_failure(graph, error)
 
 
 def outcome_for(graph: PlannedGraph, twin: GraphOutcome) -> GraphOutcome:

@@ -21,7 +21,7 @@ from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.commit import commit_manifest
 from graphkiln.tasks.compile import cached_outcome, compile_graph
 from graphkiln.tasks.contracts import KernelGraph
-from graphkiln.tasks.outcome import GraphOutcome, outcome_for
+from graphkiln.tasks.outcome import GraphOutcome, outcome_for, outcome_of_failure, outcome_of_record
 from graphkiln.tasks.parse import store_plan, wanted_graphs
 from graphkiln.tasks.resolve import ResolvedNetwork, resolve
 from graphkiln.tasks.sandbox.pool import ChildFailedError
@@ -39,6 +39,9 @@ class Progress(Protocol):
 
     def compiling(self, graph: PlannedGraph) -> None:
         """A compile has started."""
+
+    def waiting(self, graph: PlannedGraph, owner: str) -> None:
+        """Another run compiles the kernel graph, and this one waits for it."""
 
     def finished(self, outcome: GraphOutcome) -> None:
         """A kernel graph is cached, compiled or failed."""
@@ -226,18 +229,28 @@ class CompileSession:
 
     def _obtain(self, key: Digest) -> GraphOutcome:
         graphs = self.wanted[key]
-        found = cached_outcome(graphs[0], self.store)
-        if found is None:
-            found = self._compile(graphs)
-        self._known[key] = found
-        self._tell_finished(graphs, found)
-        return found
+        flight = self._workers.single_flight(self.store, self.resolved.limits.lease_seconds)
+        outcome = flight.obtain(
+            key,
+            look_up=lambda: cached_outcome(graphs[0], self.store),
+            compile_under=lambda lease: self._compile(graphs, lease),
+            failed_elsewhere=lambda failure: outcome_of_record(graphs[0], failure),
+            tell_waiting=lambda owner: self._tell_waiting(graphs, owner),
+        ) or outcome_of_failure(graphs[0], CompileFailedError("the run was interrupted", reason="interrupted"))
+        self._known[key] = outcome
+        self._tell_finished(graphs, outcome)
+        return outcome
 
-    def _compile(self, graphs: list[PlannedGraph]) -> GraphOutcome:
+    def _compile(self, graphs: list[PlannedGraph], lease: str) -> GraphOutcome:
         if self._progress:
             for graph in graphs:
                 self._progress.compiling(graph)
-        return compile_graph(self.plan, graphs[0], self.store, self._workers.compilers(self.resolved))
+        return compile_graph(self.plan, graphs[0], self.store, self._workers.compilers(self.resolved), lease)
+
+    def _tell_waiting(self, graphs: list[PlannedGraph], owner: str) -> None:
+        if self._progress:
+            for graph in graphs:
+                self._progress.waiting(graph, owner)
 
     def _tell_finished(self, graphs: list[PlannedGraph], outcome: GraphOutcome) -> None:
         if self._progress:

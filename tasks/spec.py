@@ -37,6 +37,9 @@ class LimitsSpec(BaseModel):
 
     parse_seconds: float = Field(default=3600, gt=0, description="Wall time of a frontend run, in seconds.")
     compile_seconds: float = Field(default=6 * 3600, gt=0, description="Wall time of one compile, in seconds.")
+    lease_seconds: float = Field(
+        default=30, ge=1, description="How long runs that wait for another's compile wait after its last sign of life."
+    )
     memory_gib: float | None = Field(
         default=None,
         gt=0,

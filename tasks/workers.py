@@ -11,13 +11,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from graphkiln.storage.digests import Digest
+from graphkiln.storage.leases import Leases
+from graphkiln.storage.store import Store
 from graphkiln.tasks.contracts import KernelGraph
 from graphkiln.tasks.outcome import GraphOutcome
 from graphkiln.tasks.resolve import ResolvedNetwork
 from graphkiln.tasks.sandbox.limits import Limits
 from graphkiln.tasks.sandbox.pool import ChildPool
+from graphkiln.tasks.single_flight import SingleFlight
 
 Made = TypeVar("Made")
+
+_MOST_THREADS = 64
 
 
 def default_jobs() -> int:
@@ -30,7 +35,11 @@ class Workers:
 
     def __init__(self, jobs: int | None = None) -> None:
         self.jobs = jobs or default_jobs()
-        self._threads = ThreadPoolExecutor(self.jobs, thread_name_prefix="graphkiln")
+        # More threads than jobs: those that wait for another run's compile must not keep a compiler from working.
+        self._threads = ThreadPoolExecutor(max(self.jobs, _MOST_THREADS), thread_name_prefix="graphkiln")
+        self._slots = threading.BoundedSemaphore(self.jobs)
+        self._leases: dict[tuple[str, float], Leases] = {}
+        self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._pools: dict[tuple[object, ...], ChildPool] = {}
         self._actions: dict[Digest, Future[GraphOutcome]] = {}
@@ -68,14 +77,26 @@ class Workers:
         limits = Limits(seconds=resolved.limits.compile_seconds, memory_bytes=resolved.limits.memory_bytes())
         return self._pool(dict(resolved.backend.environment(resolved.target.settings)), limits)
 
+    def single_flight(self, store: Store, lease_seconds: float) -> SingleFlight:
+        """Return what lets one of all runs compile an action in a store."""
+        with self._lock:
+            identity = (store.url, lease_seconds)
+            if identity not in self._leases:
+                self._leases[identity] = Leases(store, seconds=lease_seconds)
+            return SingleFlight(store, self._leases[identity], self.stopping, lambda: self._slots)
+
     def close(self) -> None:
         """End all children and threads, whatever they are at."""
+        self.stopping.set()
         with self._lock:
             pools = list(self._pools.values())
+            leases = list(self._leases.values())
         self._threads.shutdown(wait=False, cancel_futures=True)
         for pool in pools:
             pool.close()
         self._threads.shutdown(wait=True)
+        for held in leases:
+            held.close()
 
     def _pool(self, environment: dict[str, str], limits: Limits) -> ChildPool:
         identity = (tuple(sorted(environment.items())), limits)

@@ -8,7 +8,9 @@ import pytest
 from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.remote import RemoteFilesystem
+from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store
+from tests.storage.s3_servers import BUCKET, options_for
 from tests.storage.samples import NOW
 
 
@@ -26,6 +28,13 @@ def in_memory() -> Iterator[Callable[[], StoreFilesystem]]:
         memory, root = fsspec.url_to_fs(url)
         if memory.exists(root):
             memory.rm(root, recursive=True)
+
+
+@pytest.fixture
+def in_s3(request: pytest.FixtureRequest) -> Callable[[], StoreFilesystem]:
+    """Makes empty file systems on a real S3 server."""
+    endpoint: str = request.getfixturevalue("s3_endpoint")
+    return lambda: S3Filesystem(f"s3://{BUCKET}/{uuid.uuid4().hex}", options_for(endpoint))
 
 
 @pytest.fixture(params=["local", "memory"])

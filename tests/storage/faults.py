@@ -10,7 +10,7 @@ from graphkiln.storage.filesystem import StoreFilesystem
 Answer = TypeVar("Answer")
 
 ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
-WRITES: Final = ("create", "replace", "move", "delete", "sync")
+WRITES: Final = ("create", "replace", "remove", "move", "delete", "sync")
 FAULTS: Final = ("killed before", "killed after", *ERRORS, "reply lost")
 
 
@@ -34,6 +34,12 @@ class DictFilesystem:
         if self.objects.get(path) != expected:
             return False
         self.objects[path] = data
+        return True
+
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        if self.objects.get(path) != expected:
+            return False
+        del self.objects[path]
         return True
 
     def move(self, source: str, destination: str) -> bool:
@@ -76,6 +82,9 @@ class FaultyFilesystem:
 
     def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
         return self._do("replace", path, lambda: self._inner.replace(path, data, expected=expected))
+
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        return self._do("remove", path, lambda: self._inner.remove(path, expected=expected))
 
     def move(self, source: str, destination: str) -> bool:
         return self._do("move", source, lambda: self._inner.move(source, destination))
