@@ -20,6 +20,7 @@ from rich.console import Console
 import graphkiln
 from graphkiln.flows.console import (
     ConsoleProgress,
+    PipeConsole,
     print_explanation,
     print_graphs,
     print_report,
@@ -61,7 +62,7 @@ Exit codes:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_out = Console()
+_out = PipeConsole()
 _err = Console(stderr=True)
 _server_lost = threading.Event()
 
@@ -72,18 +73,18 @@ def main() -> None:
     try:
         code = cli.main(prog_name="graphkiln", standalone_mode=False)
     except click.ClickException as error:
+        if "--json" in sys.argv:
+            _print_json_error("usage", error.format_message())
         error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
+        if "--json" in sys.argv:
+            _print_json_error("interrupted", "interrupted: what had compiled is kept", retryable=True)
         _err.print("interrupted: what had compiled is kept", highlight=False)
         code = EXIT_INTERRUPTED
     except GraphKilnError as error:
         _report_error(error)
         code = error.exit_code
-    except BrokenPipeError:
-        # The reader of our output has gone, as `graphkiln status | head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     code = code if isinstance(code, int) else 0
     if _server_lost.is_set():
         # At its exit Prefect would try for minutes to send what it has to a server that is not there.
@@ -109,6 +110,7 @@ def _store_options(command: Command) -> Command:
 
 
 _target_option = click.option("--target", metavar="NAME", help="One of the targets. [default: the only or first one]")
+_variant_option = click.option("--variant", default="", metavar="PREFIX", help="How the variant's digest starts.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for scripts.")
 
 
@@ -194,20 +196,23 @@ def status_command(
 @cli.command("show")
 @click.argument("network")
 @_target_option
+@_variant_option
 @_store_options
 @_json_option
-def show_command(network: str, target: str | None, store: str | None, options: tuple[str, ...], as_json: bool) -> int:
+def show_command(
+    network: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...], as_json: bool
+) -> int:
     """Show the kernel graphs of every variant of NETWORK, a name or a spec."""
     with _errors_as_json(as_json):
         opened = _open(store, options)
-        variants = variants_of(opened, _name_of(network), target)
+        variants = variants_of(opened, _name_of(network), target, variant)
     if as_json:
         _print_json({"store": opened.url, "variants": _jsonable(variants)})
     else:
-        for variant in variants:
-            print_graphs(_out, variant)
+        for item in variants:
+            print_graphs(_out, item)
             _out.print()
-    return DamagedStoreError.exit_code if any(variant.damage for variant in variants) else 0
+    return DamagedStoreError.exit_code if any(item.damage for item in variants) else 0
 
 
 @cli.command("verify")
@@ -247,10 +252,17 @@ def explain_command(
 @click.argument("network")
 @click.argument("graph")
 @_target_option
+@_variant_option
 @_store_options
-def log_command(network: str, graph: str, target: str | None, store: str | None, options: tuple[str, ...]) -> int:
+def log_command(
+    network: str, graph: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...]
+) -> int:
     """Print what the compiler said of one kernel GRAPH of NETWORK: of its failure, or of its success."""
-    click.echo(compiler_log(_open(store, options), _name_of(network), graph, target))
+    log = compiler_log(_open(store, options), _name_of(network), graph, target, variant)
+    if log:
+        _print(log)
+    else:
+        _err.print(f"the compiler printed nothing for {graph}", markup=False, highlight=False)
     return 0
 
 
@@ -303,6 +315,9 @@ def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
     """End the children as soon as Ctrl-C or SIGTERM comes: Prefect waits for the tasks, and they for the children."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
+        # A second one would interrupt the clean-up, which takes a moment and leaves nothing behind.
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
         threading.Thread(target=stop, daemon=True).start()
         raise KeyboardInterrupt
 
@@ -324,7 +339,7 @@ def _errors_as_json(as_json: bool) -> Iterator[None]:
         yield
     except GraphKilnError as error:
         if as_json:
-            _print_json({"error": {"reason": error.reason, "message": str(error), "retryable": error.retryable}})
+            _print_json_error(error.reason, str(error), retryable=error.retryable)
         raise
 
 
@@ -349,5 +364,16 @@ def _jsonable(value: object) -> Any:
     return msgspec.to_builtins(value)
 
 
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _out.on_broken_pipe()
+
+
 def _print_json(document: object) -> None:
-    click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    _print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+
+
+def _print_json_error(reason: str, message: str, *, retryable: bool = False) -> None:
+    _print_json({"error": {"reason": reason, "message": message, "retryable": retryable}})

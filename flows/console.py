@@ -1,6 +1,8 @@
 """What the command line shows while it works, and how it shows what it found."""
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -30,6 +32,15 @@ _STYLES = {
 }
 _SHOWN_DIGITS = 12
 _SHOWN_VALUE = 60
+
+
+class PipeConsole(Console):
+    """A console whose reader may go away, as of ``graphkiln compile … | head``: that ends the output, not the work."""
+
+    def on_broken_pipe(self) -> None:
+        """Lead all further output to nowhere."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _WarningHandler(logging.Handler):
@@ -135,7 +146,8 @@ def print_report(console: Console, report: Report, backend: str) -> None:
         console.print(f"\n[bold red]{outcome.name}[/] {outcome.state} in {backend}: {outcome.reason}")
         console.print(outcome.message, markup=False, highlight=False, soft_wrap=True)
         if outcome.state == "failed":
-            hint = f"full log: graphkiln log {report.network} {outcome.name} --target {report.target}"
+            variant = report.variant[:_SHOWN_DIGITS]
+            hint = f"log: graphkiln log {report.network} {outcome.name} --target {report.target} --variant {variant}"
             console.print(hint, markup=False, highlight=False, soft_wrap=True)
     if report.failed:
         console.print()

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from graphkiln.storage import layout
+from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
@@ -110,11 +111,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[GraphExplanation, ...]
 
 
-def variants_of(store: Store, network: str | None = None, target: str | None = None) -> list[VariantStatus]:
+def variants_of(
+    store: Store, network: str | None = None, target: str | None = None, variant: str = ""
+) -> list[VariantStatus]:
     """Return every variant of a network or of all, newest first within each target.
 
+    Args:
+        store: the store.
+        network: only of this network.
+        target: only of this target.
+        variant: only those whose variant starts with this.
+
     Raises:
-        BadInputError: the store has no such network or target.
+        BadInputError: the store has no such network, target or variant.
     """
     names = sorted({*store.variants(layout.PLANS, network, target), *store.variants(layout.REFS, network, target)})
     if network is not None and not names:
@@ -125,6 +134,9 @@ def variants_of(store: Store, network: str | None = None, target: str | None = N
         raise BadInputError(
             f"the store {store.url} has no {wanted}; it has: {', '.join(known) or 'nothing'}", reason="unknown-network"
         )
+    names = [name for name in names if name[2].startswith(variant)]
+    if variant and not names:
+        raise BadInputError(f"no variant of {network} starts with {variant!r}", reason="unknown-variant")
     found = [_variant_status(store, *name) for name in names]
     found.sort(key=lambda item: item.planned_at.timestamp() if item.planned_at else 0.0, reverse=True)
     return sorted(found, key=lambda item: (item.network, item.target))
@@ -144,8 +156,7 @@ def explain(store: Store, network: str, target: str | None = None) -> Explanatio
         raise BadInputError(f"the store {store.url} has no plan of {network} for {target}", reason="unknown-network")
     newest = documents.pop()
     if newest.previous is not None:
-        data = store.get_blob(newest.previous, f"the plan before {newest.plan.title()}")
-        documents.append(unseal(data, "plan", PlanDocument))
+        documents.append(_plan_before(store, newest, newest.previous))
     before = max(documents, key=lambda item: item.created_at, default=None)
     plan = newest.plan
     return Explanation(
@@ -160,15 +171,22 @@ def explain(store: Store, network: str, target: str | None = None) -> Explanatio
     )
 
 
-def compiler_log(store: Store, network: str, graph: str, target: str | None = None) -> str:
-    """Return what the compiler printed for a kernel graph of the newest plan that has it.
+def compiler_log(store: Store, network: str, graph: str, target: str | None = None, variant: str = "") -> str:
+    """Return what the compiler printed for a kernel graph of the newest plan that has it; empty if nothing.
+
+    Args:
+        store: the store.
+        network: the network's name.
+        graph: the kernel graph.
+        target: the target; the only one if None.
+        variant: how the variant starts, to choose another than the newest.
 
     Raises:
-        BadInputError: there is no such kernel graph, it has not been compiled, or it left no log.
+        BadInputError: there is no such kernel graph, or it has not been compiled.
         DamagedStoreError: the log is damaged.
     """
-    for variant in variants_of(store, network, target or only_target(store, network)):
-        for item in variant.graphs:
+    for found in variants_of(store, network, target or only_target(store, network), variant):
+        for item in found.graphs:
             if item.name == graph:
                 return _log_of(store, item)
     raise BadInputError(f"{network} has no kernel graph {graph!r}", reason="unknown-kernel-graph")
@@ -238,6 +256,15 @@ def _graph_status(store: Store, graph: PlannedGraph) -> GraphStatus:
     )
 
 
+def _plan_before(store: Store, newest: PlanDocument, ref: BlobRef) -> PlanDocument:
+    what = f"the plan before {newest.plan.title()}"
+    data = store.get_blob(ref, what)
+    try:
+        return unseal(data, "plan", PlanDocument)
+    except DamagedStoreError as error:
+        raise DamagedStoreError(f"{what} is damaged: {error}", reason=error.reason) from error
+
+
 def _explain_graph(store: Store, before: PlanDocument | None, plan: Plan, graph: PlannedGraph) -> GraphExplanation:
     changes = key_changes(before.plan, plan, graph.name) if before else None
     return GraphExplanation(
@@ -261,7 +288,7 @@ def _log_of(store: Store, graph: GraphStatus) -> str:
     if record is None:
         raise BadInputError(f"kernel graph {graph.name} has not been compiled", reason="not-compiled")
     if record.log is None:
-        raise BadInputError(f"the compiler printed nothing for kernel graph {graph.name}", reason="no-log")
+        return ""
     return store.get_blob(record.log, f"the compiler log of {graph.name}").decode(errors="replace")
 
 

@@ -83,7 +83,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _default_profiles() -> Path:
     if home := os.environ.get("PREFECT_HOME"):
         return Path(home) / _PROFILES
-    path = Path.home() / ".prefect" / _PROFILES
+    try:
+        path = Path.home() / ".prefect" / _PROFILES
+    except RuntimeError:  # a user without a home, as in some containers, has no profiles either
+        path = Path(_PROFILES)
     if path.exists():
         return path
     # The profiles that come with Prefect. Finding the package does not import it.

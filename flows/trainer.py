@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkiln.flows.prefect_server import import_flow, server_configured
 from graphkiln.storage import layout
-from graphkiln.storage.canonical import Json
+from graphkiln.storage.canonical import Json, canonical_json
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError, NotCommittedError
 from graphkiln.storage.keys import changed_parts
@@ -23,6 +23,7 @@ from graphkiln.tasks.network import CompiledNetwork
 from graphkiln.tasks.registry import load_backend, load_frontend
 
 if TYPE_CHECKING:
+    from graphkiln.tasks.session import CompileSession
     from graphkiln.tasks.spec import NetworkSpec
 
 _log = logging.getLogger("graphkiln")
@@ -39,7 +40,7 @@ def ensure(
 ) -> CompiledNetwork:
     """Compile what is missing, commit, and return the compiled network.
 
-    Runs as a Prefect flow if a Prefect server is configured, else without Prefect.
+    Runs as a Prefect flow if a Prefect server is configured; if there is none, or it does not answer, without Prefect.
 
     Args:
         spec: a `NetworkSpec`, or the path of one in TOML.
@@ -61,16 +62,30 @@ def ensure(
         session = open_session(
             spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
         )
-        if server_configured():
-            import_flow()(session, workers.jobs)
-        else:
-            from graphkiln.flows.direct import run_direct
-
-            run_direct(session)
+        _run(session, workers.jobs)
     error = session.report.error(session.resolved.target.backend)
     if error is not None:
         raise error
-    return _committed(session.store, session.resolved.network.name, session.resolved.target.name, session.plan.variant)
+    # What this run committed: another run of a network of this name may have moved the ref since.
+    ref = session.committed
+    if ref is None:
+        raise RuntimeError(f"{session.resolved.title} has neither failed nor been committed")
+    return CompiledNetwork(session.store.read_manifest(ref.manifest), ref.committed_at, session.store)
+
+
+def _run(session: "CompileSession", jobs: int) -> None:
+    if server_configured():
+        try:
+            import_flow()(session, jobs)
+        except BadInputError as error:
+            if error.reason != "prefect-server":
+                raise
+            # Watching a run is not worth losing it.
+            _log.warning("%s: going on without Prefect", error)
+    if not session.reported:
+        from graphkiln.flows.direct import run_direct
+
+        run_direct(session)
 
 
 def load(
@@ -85,7 +100,8 @@ def load(
 
     The one variant is taken whose parameters are its spec's defaults with `parameters` over them, and whose
     target and toolchain are those of this host. It is as old as its `committed_at` says: whether the network's
-    source has changed since is for `ensure` to find out.
+    source has changed since is for `ensure` to find out. If a later run has changed the network without coming to its
+    commit, a warning says so.
 
     Args:
         name: the network's name.
@@ -118,7 +134,7 @@ def load(
                 f"  variant {network.variant[:12]}, committed {network.committed_at:%Y-%m-%d %H:%M}: {misfit}"
             )
     if len(suiting) == 1:
-        _log.info("loaded %r", suiting[0])
+        _warn_if_outdated(opened, suiting[0])
         return suiting[0]
     if damage and not suiting:
         raise damage[0]
@@ -126,6 +142,19 @@ def load(
         f"  {network!r}: suits, with defaults {dict(network.manifest.plan.network.defaults)}" for network in suiting
     ]
     raise _not_committed(opened, name, target, len(suiting), others)
+
+
+def _warn_if_outdated(store: Store, network: CompiledNetwork) -> None:
+    try:
+        planned = store.read_plan(network.name, network.target, network.variant)
+    except DamagedStoreError:
+        planned = None  # the manifest holds all that is needed; `ensure` mends the plan
+    if planned is not None and planned.plan != network.manifest.plan:
+        _log.warning(
+            "%r is outdated: a run on %s changed it and did not commit; compile it again, or load what is meant",
+            network,
+            f"{planned.created_at:%Y-%m-%d %H:%M:%S %Z}",
+        )
 
 
 def _committed(store: Store, network: str, target: str, variant: Digest) -> CompiledNetwork:
@@ -143,9 +172,11 @@ def _misfit(manifest: Manifest, parameters: Mapping[str, Json]) -> str | None:
     network, target = plan.network, plan.target
     refuse_unknown(parameters, network.parameters, what=f"parameter of {network.name}", reason="unknown-parameter")
     wanted = {**network.defaults, **parameters}
-    different = [name for name in wanted if wanted[name] != network.parameters[name]]
+    different = [
+        name for name in wanted if canonical_json(wanted[name]) != canonical_json(network.parameters.get(name))
+    ]
     if different:
-        told = ", ".join(f"{name} = {network.parameters[name]!r}, not {wanted[name]!r}" for name in different)
+        told = ", ".join(f"{name} = {network.parameters.get(name)!r}, not {wanted[name]!r}" for name in different)
         return f"compiled with {told}"
     backend = load_backend(target.backend)
     settings = backend.resolve(target.options).settings

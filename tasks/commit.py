@@ -20,7 +20,7 @@ from graphkiln.tasks.outcome import GraphOutcome
 _log = logging.getLogger("graphkiln")
 
 
-def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> Digest:
+def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> RefRecord:
     """Read back everything that the manifest will name, write the manifest, and move the ref.
 
     Args:
@@ -29,7 +29,7 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
         store: the store.
 
     Returns:
-        The manifest's digest.
+        The commit point, as this run left it.
 
     Raises:
         CompileFailedError: a kernel graph of the plan has not compiled. Nothing is written.
@@ -43,8 +43,7 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
     known = store.holds_manifest(manifest)
     digest = store.write_manifest(manifest)
     store.read_manifest(digest)
-    _move_ref(plan, digest, store, known=known)
-    return digest
+    return _move_ref(plan, digest, store, known=known)
 
 
 def _verified_artifact(graph: PlannedGraph, outcomes: Mapping[str, GraphOutcome], store: Store) -> dict[str, BlobRef]:
@@ -64,20 +63,21 @@ def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> 
     return sorted(paths | {layout.by_digest(layout.ACTIONS, graph.key) for graph in plan.graphs})
 
 
-def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> None:
+def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> RefRecord:
     variant = (plan.network.name, plan.target.name, plan.variant)
     current = store.mend(lambda: store.read_ref(*variant))
     if current is None and known:
         # A ref that was lost cannot be told from a commit that was killed before it wrote one.
         path = layout.by_variant(layout.REFS, *variant)
         _log.warning("%s/%s was missing, though its manifest was there: it is written again", store.url, path)
-    if current is None or current.manifest != manifest:
-        store.write_ref(
-            RefRecord(
-                network=plan.network.name,
-                target=plan.target.name,
-                variant=plan.variant,
-                manifest=manifest,
-                committed_at=datetime.now(UTC),
-            )
-        )
+    if current is not None and current.manifest == manifest:
+        return current
+    ref = RefRecord(
+        network=plan.network.name,
+        target=plan.target.name,
+        variant=plan.variant,
+        manifest=manifest,
+        committed_at=datetime.now(UTC),
+    )
+    store.write_ref(ref)
+    return ref

@@ -11,7 +11,7 @@ from graphkiln.storage.plans import toolchain, variant_digest
 from graphkiln.storage.records import NetworkRecord, TargetRecord
 from graphkiln.tasks.contracts import Backend, ParseRequest
 from graphkiln.tasks.registry import load_backend, load_frontend
-from graphkiln.tasks.spec import LimitsSpec, NetworkSpec, load_spec
+from graphkiln.tasks.spec import LimitsSpec, NetworkSpec, check_json, load_spec
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ def resolve(
     merged = spec.merged_parameters(parameters or {})
     frontend = load_frontend(spec.frontend)
     backend = load_backend(target_spec.backend)
+    for name, value in target_spec.options.items():
+        check_json(f"option {name} of target {target_name}", value)
     network = NetworkRecord(
         name=spec.name,
         frontend=spec.frontend,

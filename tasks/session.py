@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import CompileFailedError
 from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.ranks import RankSet
-from graphkiln.storage.records import Manifest, Plan, PlannedGraph
+from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
 from graphkiln.storage.results import manifest_of, missing_from
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.commit import commit_manifest
@@ -118,6 +119,8 @@ class CompileSession:
         self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
         self._known: dict[Digest, GraphOutcome] = {}
         self._report: Report | None = None
+        self._planning = threading.Lock()
+        self.committed: RefRecord | None = None
 
     @property
     def reported(self) -> bool:
@@ -136,7 +139,7 @@ class CompileSession:
         """The manifest that this variant had before the run, if it is whole."""
         return committed_manifest(self.resolved, self.store)
 
-    @functools.cached_property
+    @property
     def plan(self) -> Plan:
         """The plan, stored; waits for the frontend.
 
@@ -144,6 +147,11 @@ class CompileSession:
             BadInputError: the frontend refuses the network.
             CompileFailedError: the frontend's process ended, or was ended, without an answer.
         """
+        with self._planning:
+            return self._stored_plan
+
+    @functools.cached_property
+    def _stored_plan(self) -> Plan:
         try:
             parsed = self._parsed.result()
         except ChildFailedError as error:
@@ -214,13 +222,14 @@ class CompileSession:
         }
         missing = self._missing(named)
         succeeded = all(outcome.succeeded for outcome in named.values())
-        manifest = commit_manifest(self.plan, named, self.store) if succeeded and not missing else None
+        if succeeded and not missing:
+            self.committed = commit_manifest(self.plan, named, self.store)
         self._report = Report(
             network=self.plan.network.name,
             target=self.plan.target.name,
             variant=self.plan.variant,
             store=self.store.url,
-            manifest=manifest,
+            manifest=self.committed.manifest if self.committed else None,
             graphs=tuple(named[graph.name] for graph in self.plan.graphs if graph.name in named),
             missing=missing,
             seconds=time.monotonic() - self._started,

@@ -35,14 +35,22 @@ class LimitsSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    parse_seconds: float = Field(default=3600, gt=0, description="Wall time of a frontend run, in seconds.")
-    compile_seconds: float = Field(default=6 * 3600, gt=0, description="Wall time of one compile, in seconds.")
+    parse_seconds: float = Field(
+        default=3600, gt=0, allow_inf_nan=False, description="Wall time of a frontend run, in seconds."
+    )
+    compile_seconds: float = Field(
+        default=6 * 3600, gt=0, allow_inf_nan=False, description="Wall time of one compile, in seconds."
+    )
     lease_seconds: float = Field(
-        default=30, ge=1, description="How long runs that wait for another's compile wait after its last sign of life."
+        default=30,
+        ge=1,
+        allow_inf_nan=False,
+        description="How long runs that wait for another's compile wait after its last sign of life.",
     )
     memory_gib: float | None = Field(
         default=None,
         gt=0,
+        allow_inf_nan=False,
         description="Resident memory of one child's process tree, in GiB; unset, nine tenths of the host's.",
     )
 
@@ -104,9 +112,8 @@ class NetworkSpec(BaseModel):
             BadInputError: an override names no parameter of the spec, or has another type.
         """
         refuse_unknown(overrides, self.parameters, what=f"parameter of network {self.name}", reason="unknown-parameter")
-        for name, value in overrides.items():
-            _check_same_type(name, self.parameters[name], value)
-        return {**self.parameters, **overrides}
+        given = {name: _like(name, self.parameters[name], value) for name, value in overrides.items()}
+        return {**self.parameters, **given}
 
 
 def load_spec(path: str | Path) -> NetworkSpec:
@@ -147,18 +154,35 @@ def parse_assignment(text: str) -> tuple[str, Json]:
     if not separator or not name.strip():
         raise BadInputError(f"{text!r} is not of the form key=value", reason="bad-assignment")
     try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+        found = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return name.strip(), value
+        found = {}
+    return name.strip(), found["value"] if list(found) == ["value"] else value
 
 
-def _check_same_type(name: str, default: Json, value: Json) -> None:
-    same = type(value) is type(default) or (isinstance(default, float) and type(value) is int) or default is None
-    if not same:
+def _like(name: str, default: Json, value: Json) -> Json:
+    """Return a parameter's value as the type of the spec's: 1 for a number with a point is the same as 1.0."""
+    if isinstance(default, float) and type(value) is int:
+        value = float(value)
+    if type(value) is not type(default) and default is not None:
         raise BadInputError(
             f"parameter {name} is a {type(default).__name__} in the spec ({default!r}), and {value!r} is not",
             reason="parameter-type",
         )
+    return check_json(f"parameter {name}", value)
+
+
+def check_json(what: str, value: Json) -> Json:
+    """Return a value that documents can hold.
+
+    Raises:
+        BadInputError: it is none: not a number, infinite, a date, a whole number of more than 64 bits.
+    """
+    try:
+        canonical_json(value)
+    except ValueError as error:
+        raise BadInputError(f"{what}: {value!r} {error}", reason="bad-value") from error
+    return value
 
 
 def _first_mistake(error: ValidationError, network: Mapping[str, object]) -> str:

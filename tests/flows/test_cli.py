@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -326,8 +327,131 @@ def test_help_lists_commands_and_exit_codes(project: Project) -> None:
     assert "compile" in wrong.stderr
 
 
-def test_output_that_nobody_reads_is_no_error(project: Project) -> None:
-    project.compile()
-    command = f"{sys.executable} -m graphkiln show kernels --store {project.store} | true; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize(
+    "arguments", ["compile kernels.toml --no-prefect", "show kernels", "show kernels --json", "verify"]
+)
+def test_a_reader_that_goes_away_ends_the_output_and_not_the_work(project: Project, arguments: str) -> None:
+    if not arguments.startswith("compile"):
+        project.compile()
+    command = f"{sys.executable} -m graphkiln {arguments} --store {project.store} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, cwd=project.folder, timeout=60)
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert not done.stderr
+    assert project.compile_json()[1]["graphs"][0]["state"] == "cached"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "99999999999999999999", "1979-05-27"])
+@pytest.mark.parametrize("place", ["--set", "target option", "limit"])
+def test_a_value_that_documents_cannot_hold_is_bad_input(project: Project, place: str, value: str) -> None:
+    arguments = []
+    if place == "--set":
+        arguments = ["--set", f"ranks={{ add = [{value}] }}"]
+    elif place == "target option":
+        project.spec.write_text(edited("argv", f"host_cpu = {value}\nargv"))
+    else:
+        project.spec.write_text(f"{SPEC}\n[limits]\nmemory_gib = {value}\n")
+        if value == "99999999999999999999":
+            pytest.skip("more memory than any host has is no limit, which may be meant")
+    assert_one_clear_error(project.compile(*arguments), [])
+
+
+def test_a_whole_number_for_a_number_with_a_point_is_the_same_parameter(project: Project) -> None:
+    from graphkiln.tasks.spec import NetworkSpec
+
+    spec = NetworkSpec.model_validate(
+        {
+            "name": "n",
+            "frontend": "file",
+            "entrypoint": "k",
+            "parameters": {"lr": 1.0},
+            "targets": {"t": {"backend": "b"}},
+        }
+    )
+    merged = spec.merged_parameters({"lr": 1})
+    assert type(merged["lr"]) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("a=1", 1), ("a=x", "x"), ('a="1"', "1"), ("a=1\nb=2", "1\nb=2"), ("a=[1, 2]", [1, 2]), ("a=", "")],
+)
+def test_assignments(text: str, value: object) -> None:
+    from graphkiln.tasks.spec import parse_assignment
+
+    assert parse_assignment(text) == ("a", value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["compile", "--json"], ["compile", "x.toml", "--jobs", "0", "--json"], ["stat", "--json"]]
+)
+def test_wrong_usage_is_json_too(project: Project, arguments: list[str]) -> None:
+    done = project.run(*arguments)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["reason"] == "usage"
+
+
+def test_two_interrupts_in_a_row_end_the_run_once_and_leave_nothing(project: Project) -> None:
+    compiler = project.folder / "slow-cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    project.spec.write_text(edited('"cc", "-O1"', f'"{compiler}"').replace("argv = ", "version_argv = []\nargv = ", 1))
+    for _ in range(3):
+        run = subprocess.Popen(
+            [
+                sys.executable,
+                "-u",
+                "-m",
+                "graphkiln",
+                "compile",
+                str(project.spec),
+                "--no-prefect",
+                "--store",
+                str(project.store),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert run.stdout is not None
+        assert any("compiling" in line for line in run.stdout)
+        run.send_signal(signal.SIGINT)
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=60)
+        assert run.returncode == 130
+        assert told.strip() == "interrupted: what had compiled is kept"
+
+
+def test_a_full_store_is_not_the_fault_of_a_kernel_graph(project: Project) -> None:
+    project.store.mkdir()
+    mounted = subprocess.run(
+        ["/bin/mount", "-t", "tmpfs", "-o", "size=20k", "tmpfs", str(project.store)], check=False, capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not permitted here")
+    try:
+        done = project.compile()
+        assert done.returncode == 6
+        assert "no space left" in done.stderr
+    finally:
+        subprocess.run(["/bin/umount", str(project.store)], check=True)
+
+
+def test_a_user_without_a_home_needs_a_store_by_name(project: Project) -> None:
+    nobody = (
+        "import os, runpy, sys\n"
+        "os.setgroups([]); os.setuid(54321); os.environ.pop('HOME', None)\n"
+        "sys.argv = ['graphkiln', *sys.argv[1:]]\n"
+        "runpy.run_module('graphkiln', run_name='__main__')\n"
+    )
+    if os.getuid() != 0:
+        pytest.skip("only root can become a user without a home")
+    # Everything is imported before the user changes: that one may not be able to read this installation.
+    preload = "import graphkiln.flows.cli, fsspec.implementations.memory, graphkiln.storage.remote\n"
+    done = subprocess.run(
+        [sys.executable, "-c", preload + nobody, "status", "--store", "memory://nobody"],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

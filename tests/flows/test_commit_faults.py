@@ -9,7 +9,6 @@ import pytest
 
 import graphkiln
 from graphkiln.storage import layout
-from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import CompileFailedError, DamagedStoreError, GraphKilnError, NotCommittedError
 from graphkiln.storage.local import LocalFilesystem
@@ -69,7 +68,7 @@ def test_damage_between_compile_and_commit_commits_nothing(
 ) -> None:
     damaged: list[str] = []
 
-    def damage_first(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> Digest:
+    def damage_first(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> RefRecord:
         damaged.append(find(plan, store))
         damage(Path(store_url) / damaged[0])
         return commit_manifest(plan, outcomes, store)

@@ -1,9 +1,10 @@
 """`ensure` and `load`, as a trainer calls them."""
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import graphkiln
 from graphkiln import BadInputError, CompileFailedError, NetworkSpec, NotCommittedError, TargetSpec
 from graphkiln.storage.canonical import Json
+from graphkiln.tasks.session import CompileSession, Report
 
 ARGV = ["cc", "-O1", "-shared", "-fPIC", "{input}", "-o", "{output}"]
 
@@ -142,6 +144,64 @@ def test_changed_source_is_noticed_by_ensure_while_load_says_how_old_it_is(
     assert after.variant == before.variant
     assert after.load("mid").outputs != before.load("mid").outputs
     assert after.load("last").outputs == before.load("last").outputs
+
+
+def test_load_warns_of_a_network_that_was_changed_and_did_not_compile(
+    spec: NetworkSpec, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = graphkiln.ensure(spec, store=store)
+    assert graphkiln.load("kernels", target="native", store=store).variant == before.variant
+    assert not caplog.records
+    (tmp_path / "kernels" / "mid.c").write_text("broken")
+    with pytest.raises(CompileFailedError):
+        graphkiln.ensure(spec, store=store)
+    caplog.clear()
+    loaded = graphkiln.load("kernels", target="native", store=store)
+    assert loaded.load("mid").outputs == before.load("mid").outputs
+    assert "is outdated" in caplog.text
+
+
+def test_ensure_returns_what_it_committed_whoever_moves_the_ref_meanwhile(
+    spec: NetworkSpec, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder has a network of this name: as soon as this run has committed, that one does."""
+    from graphkiln.flows import direct
+
+    folder = tmp_path / "other"
+    shutil.copytree(tmp_path / "kernels", folder / "kernels")
+    (folder / "kernels" / "mid.c").write_text("int mid(void) { return 42; }\n")
+    other = spec.model_copy(update={"folder": str(folder)})
+    run_direct = direct.run_direct
+
+    def overtaken(session: CompileSession) -> Report:
+        report = run_direct(session)
+        monkeypatch.setattr(direct, "run_direct", run_direct)
+        graphkiln.ensure(other, store=store)
+        return report
+
+    monkeypatch.setattr(direct, "run_direct", overtaken)
+    made = graphkiln.ensure(spec, store=store)
+    theirs = graphkiln.load("kernels", target="native", store=store)
+    assert made.variant == theirs.variant
+    assert made.load("mid").outputs != theirs.load("mid").outputs
+    monkeypatch.undo()
+    assert made.load("mid").outputs == graphkiln.ensure(spec, store=store).load("mid").outputs
+
+
+def test_ensure_goes_on_without_a_prefect_server_that_does_not_answer(
+    spec: NetworkSpec, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("graphkiln.flows.trainer.server_configured", lambda: True)
+
+    def unreachable() -> Callable[[CompileSession, int], bool]:
+        def run(_session: CompileSession, _jobs: int) -> bool:
+            raise BadInputError("Prefect does not answer", reason="prefect-server")
+
+        return run
+
+    monkeypatch.setattr("graphkiln.flows.trainer.import_flow", unreachable)
+    assert graphkiln.ensure(spec, store=store).graphs() == ["first", "last", "mid"]
+    assert "going on without Prefect" in caplog.text
 
 
 def test_load_on_a_warm_store_imports_neither_prefect_nor_pydantic_nor_the_network(
