@@ -4,10 +4,15 @@ Paths are relative to the store's root, with ``/`` between their parts. Everythi
 the same on a local disk, in memory and on an object store.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.local import LocalFilesystem
+
+# A scheme of at least two letters, so that it is no drive, and without the // that would make it a URL's.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!/{2}|:)")
 
 
 class StoreFilesystem(Protocol):
@@ -20,6 +25,7 @@ class StoreFilesystem(Protocol):
 
         Raises:
             FileNotFoundError: there is none.
+            DamagedStoreError: something else is in its place, such as a folder.
         """
 
     def create(self, path: str, data: bytes) -> bool:
@@ -73,10 +79,16 @@ def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> Store
         StoreUnavailableError: a server that has to be connected to at once does not answer.
     """
     scheme, separator, rest = url.partition("://")
-    if not separator:
-        return LocalFilesystem(url)
-    if scheme in ("file", "local"):
-        return LocalFilesystem(rest)
+    local = not separator or scheme in ("file", "local")
+    if not separator and _SCHEME.match(url):
+        form = url.replace(":", "://", 1)
+        raise BadInputError(f"the store {url} is neither a path nor a URL: did you mean {form}?", reason="store-url")
+    if local and options:
+        raise BadInputError(
+            f"the store {url} is local, and takes no options: {', '.join(options)}", reason="storage-option"
+        )
+    if local:
+        return LocalFilesystem(rest if separator else url)
     # fsspec costs more to import than a whole warm start from a local store.
     if scheme in ("s3", "s3a"):
         from graphkiln.storage.s3 import S3Filesystem

@@ -8,6 +8,8 @@ from graphkiln.storage.errors import BadInputError
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
 QUARANTINE, LEASES = "quarantine", "leases"
+# A store with any object there has been written to.
+IN_USE = (REFS, PLANS, ACTIONS, BLOBS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

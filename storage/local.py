@@ -7,11 +7,15 @@ the system drops the lock of a process that dies.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from graphkiln.storage.errors import BadInputError, DamagedStoreError
 
 TEMPORARY_PREFIX = ".tmp-"
 
@@ -20,15 +24,30 @@ class LocalFilesystem:
     """Implements `graphkiln.storage.filesystem.StoreFilesystem`."""
 
     def __init__(self, root: str | Path) -> None:
-        self._root = Path(root).expanduser().absolute()
+        try:
+            self._root = Path(root).expanduser().absolute()
+        except RuntimeError as error:
+            message = f"the store {root} cannot be found: {error}; give its full path"
+            raise BadInputError(message, reason="store-url") from error
         self.url = str(self._root)
 
     def read(self, path: str) -> bytes:
         """Return the whole object; see the contract."""
+        final = self._root / path
         try:
-            return (self._root / path).read_bytes()
+            # A pipe in an object's place must not make a reader wait for a writer.
+            descriptor = os.open(final, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from error
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO) or (error.errno == errno.ENOENT and final.is_symlink()):
+                raise _no_file() from error
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _no_file()
+        with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor has no path
+            return file.read()
 
     def create(self, path: str, data: bytes) -> bool:
         """Link a new object into place; see the contract. Durable only after `sync`."""
@@ -38,15 +57,24 @@ class LocalFilesystem:
                 os.link(temporary, final)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise BadInputError(
+                        f"the file system of the store {self.url} has no hard links: use another place for the store",
+                        reason="no-hard-links",
+                    ) from error
+                raise
         return True
 
     def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
         """Rename an object into place under a lock on its folder; see the contract."""
         final = self._root / path
-        with _temporary(final, data, durable=True) as temporary, _locked(final.parent) as folder:
-            if _content(final) != expected:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(final.parent) as folder:
+            if self._content(path) != expected:
                 return False
-            temporary.replace(final)
+            with _temporary(final, data, durable=True) as temporary:
+                temporary.replace(final)
             os.fsync(folder)
         return True
 
@@ -55,12 +83,18 @@ class LocalFilesystem:
         final = self._root / path
         try:
             with _locked(final.parent):
-                if _content(final) != expected:
+                if self._content(path) != expected:
                     return False
                 final.unlink()
         except FileNotFoundError:
             return False
         return True
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            return self.read(path)
+        except FileNotFoundError:
+            return None
 
     def move(self, source: str, destination: str) -> bool:
         """Rename an object; see the contract."""
@@ -135,8 +169,5 @@ def _files_below(folder: str | Path) -> Iterator[str]:
             yield entry.path
 
 
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
+def _no_file() -> DamagedStoreError:
+    return DamagedStoreError("it is not a file", reason="not-a-file")

@@ -71,8 +71,9 @@ class ObjectStore:
 
         Raises:
             FileNotFoundError: there is none.
+            DamagedStoreError: something else is in its place.
         """
-        with self._medium(path, absence_is_a_fault=False):
+        with self._medium(path, absence_is_a_fault=False), self._about(path, "an object"):
             return self._fs.read(path)
 
     def sync(self, paths: list[str]) -> None:
@@ -119,20 +120,20 @@ class ObjectStore:
                 raise DamagedStoreError("it is missing", reason="missing") from None
 
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
-        try:
-            data = self.read_raw(path)
-        except FileNotFoundError:
-            return None
         with self._about(path, f"the {kind}"):
+            try:
+                data = self.read_raw(path)
+            except FileNotFoundError:
+                return None
             return unseal(data, kind, body_type)
 
     def _replace(self, path: str, data: bytes) -> None:
         for _ in range(REPLACE_TRIES):
+            try:
+                current = self.mend(lambda: self.read_raw(path))
+            except FileNotFoundError:
+                current = None
             with self._medium(path):
-                try:
-                    current = self._fs.read(path)
-                except FileNotFoundError:
-                    current = None
                 if current == data or self._fs.replace(path, data, expected=current):
                     return
         raise self._contended(path)
@@ -151,6 +152,8 @@ class ObjectStore:
         try:
             yield
         except DamagedStoreError as error:
+            if error.path:
+                raise
             message = f"{self.url}/{path} ({what}) is {'missing' if error.reason == 'missing' else f'damaged: {error}'}"
             raise DamagedStoreError(message, reason=error.reason, path=path) from error
         except BadInputError as error:

@@ -4,6 +4,7 @@ A manifest holds no time, host or run, so that equal artifacts give an equal man
 """
 
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,9 @@ from graphkiln.storage.canonical import Json
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.keys import KeyPart
 from graphkiln.storage.ranks import RankSet
+
+# A time without a zone means another moment on another host.
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class StoreFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +111,7 @@ class PlanDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     plan: Plan
-    created_at: datetime
+    created_at: Moment
     previous: BlobRef | None
 
 
@@ -124,7 +128,7 @@ class CompileStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     peak_memory_bytes: int
     host: str
-    finished_at: datetime
+    finished_at: Moment
 
 
 class ActionResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +197,7 @@ class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: str
     variant: Digest
     manifest: Digest
-    committed_at: datetime
+    committed_at: Moment
 
 
 class QuarantineNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,4 +205,4 @@ class QuarantineNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     reason: str
-    found_at: datetime
+    found_at: Moment

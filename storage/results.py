@@ -20,6 +20,11 @@ def usable_result(store: Store, key: Digest) -> ActionResult | None:
     result = store.mend(lambda: store.read_action(key))
     if result is None:
         return None
+    if not result.outputs:
+        path = layout.by_digest(layout.ACTIONS, key)
+        message = f"{store.url}/{path} (the action result) is damaged: it has no outputs"
+        store.quarantine(DamagedStoreError(message, reason="incomplete", path=path))
+        return None
     try:
         for name, ref in result.outputs.items():
             store.get_blob(ref, f"output {name} of the action {key}")
@@ -68,3 +73,5 @@ def missing_from(store: Store, manifest: Manifest) -> Iterator[DamagedStoreError
         except FileNotFoundError:
             message = f"{store.url}/{path} ({what} of {plan.title()}, which is committed) is missing"
             yield DamagedStoreError(message, reason="missing", path=path)
+        except DamagedStoreError as error:
+            yield error

@@ -12,6 +12,7 @@ from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.filesystem import open_filesystem
+from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
 from graphkiln.storage.records import (
@@ -30,8 +31,14 @@ VariantName = tuple[str, str, Digest]
 
 def default_url() -> str:
     """Return the store that is used when none is named: ``$GRAPHKILN_STORE``, else the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return os.environ.get("GRAPHKILN_STORE") or str(cache / "graphkiln")
+    if url := os.environ.get("GRAPHKILN_STORE"):
+        return url
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        message = f"there is no default store: {error}; name one with --store or GRAPHKILN_STORE"
+        raise BadInputError(message, reason="no-store") from error
+    return str(cache / "graphkiln")
 
 
 def open_store(url: str | None = None, options: Mapping[str, Any] | None = None, *, checked: bool = True) -> "Store":
@@ -75,11 +82,11 @@ class Store(ObjectStore):
 
         Raises:
             BadInputError: a newer GraphKiln wrote it.
-            DamagedStoreError: the format file is damaged, or missing though there are refs or plans.
+            DamagedStoreError: the format file is damaged, or missing though the store is in use.
         """
         found = self._read_document(layout.FORMAT, "store format", StoreFormat)
         if found is None:
-            if any(True for folder in (layout.REFS, layout.PLANS) for _ in self.names(folder)):
+            if any(True for folder in layout.IN_USE for _ in self.names(folder)):
                 raise DamagedStoreError(
                     f"{self.url}/{layout.FORMAT} is missing, though the store is in use",
                     reason="missing",
@@ -133,6 +140,8 @@ class Store(ObjectStore):
         result = self._read_document(path, "action result", ActionResult)
         if result is not None and result.key != key:
             raise self._misplaced(path, f"the action {result.key}")
+        if result is not None and action_key(result.parts) != key:
+            raise self._misplaced(path, f"the action {action_key(result.parts)}, as its key parts say")
         return result
 
     def write_action(self, result: ActionResult) -> ActionResult:
@@ -251,6 +260,8 @@ class Store(ObjectStore):
             self.read_raw(layout.by_digest(layout.MANIFESTS, digest_bytes(seal("manifest", manifest))))
         except FileNotFoundError:
             return False
+        except DamagedStoreError:
+            pass  # something is there, and will be set aside
         return True
 
     def write_manifest(self, manifest: Manifest) -> Digest:

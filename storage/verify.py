@@ -183,7 +183,7 @@ class _Verifier:
     def _raw(self, path: str) -> bytes | None:
         """Return what is stored, or None if somebody has taken it away since its name was read."""
         try:
-            return self._store.read_raw(path)
+            return self._check(lambda: self._store.read_raw(path))
         except FileNotFoundError:
             return None
 

@@ -26,7 +26,8 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     port = _free_port()
     command = [
         *(_tool("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"),
-        *(f"-bucket={BUCKET}", "-admin.ui=false", "-webdav=false"),
+        *(f"-bucket={BUCKET}", "-admin.ui=false", "-webdav=false", "-master.telemetry=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         # Its other servers would take fixed ports, which two test workers would fight for.
         *(f"-{server}.port{kind}={_free_port()}" for server in ("master", "volume", "filer") for kind in ("", ".grpc")),
         *(f"-{option}={_free_port()}" for option in ("admin.port", "admin.port.grpc", "s3.port.grpc")),

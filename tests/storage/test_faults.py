@@ -27,7 +27,9 @@ def _run_with_fault(filesystem: StoreFilesystem, at: int, fault: str) -> None:
     expected = KilledError if fault.startswith("killed") else StoreUnavailableError
     with pytest.raises(expected) as caught:
         compile_toy(Store(failing))
-    assert len(failing.operations) == at + 1, "a run went on after its medium had failed"
+    # All that a run may still try is to take its probe away.
+    after = [item for item in failing.operations[at + 1 :] if item[0] != "delete" or TEMPORARY_PREFIX not in item[1]]
+    assert not after, "a run went on after its medium had failed"
     if isinstance(caught.value, StoreUnavailableError):
         assert caught.value.retryable
         assert caught.value.reason == ("disk-full" if fault == "ENOSPC" else "store-io")

@@ -1,13 +1,17 @@
+import msgspec
 import pytest
 
 from graphkiln.storage import layout
+from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.keys import KeyPart, action_key
+from graphkiln.storage.records import ActionResult
 from graphkiln.storage.results import missing_from, usable_result
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
 from tests.storage.faults import DictFilesystem
-from tests.storage.samples import FORWARD, HARMS, OUTPUTS, compile_toy, harm, load_toy, make_complete
+from tests.storage.samples import FORWARD, HARMS, OUTPUTS, STATS, compile_toy, harm, load_toy, make_complete
 
 # What each of the store's objects is needed for.
 NEEDED_BY_FORWARD = ["forward action", "forward contract", "forward executable"]
@@ -91,3 +95,17 @@ def test_what_a_committed_variant_has_lost_is_listed(store: Store, filesystem: S
     assert sorted(error.path for error in errors) == sorted(complete.paths[what] for what in lost)
     assert {error.reason for error in errors} == {"missing"}
     assert all("which is committed" in str(error) for error in errors)
+
+
+def test_a_result_without_outputs_or_with_another_actions_parts_is_damage(store: Store) -> None:
+    parts = (KeyPart.text("stage", "compile"),)
+    empty = ActionResult(action_key(parts), parts, {}, None, STATS)
+    store.write_action(empty)
+    assert usable_result(store, empty.key) is None
+    assert store.read_action(empty.key) is None
+
+    planted = digest_bytes(b"another action")
+    store.write_action(msgspec.structs.replace(empty, key=planted))
+    with pytest.raises(DamagedStoreError, match="as its key parts say"):
+        store.read_action(planted)
+    assert usable_result(store, planted) is None

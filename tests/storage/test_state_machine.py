@@ -19,6 +19,7 @@ from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.keys import KeyPart, action_key
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.records import ActionResult, Manifest, PlanDocument
 from graphkiln.storage.remote import RemoteFilesystem
@@ -28,7 +29,8 @@ from graphkiln.storage.verify import verify_store
 from tests.storage.samples import HARMS, NOW, QUICK, STATS, blob_ref, encoded_ref, failure_of, harm, plan_of, ref_of
 
 CONTENTS = [b"", b"one", b"two", b"three " * 1000, b"four" * 2000]
-KEYS = [digest_bytes(b"key %d" % number) for number in range(3)]
+PARTS = {action_key(parts): parts for number in range(3) if (parts := (KeyPart.json("number", number),))}
+KEYS = list(PARTS)
 PLANS = [plan_of({name: blob_ref(name.encode())}, network=name) for name in ("toy", "another")]
 
 contents = st.sampled_from(CONTENTS)
@@ -134,6 +136,10 @@ class TwoStores(RuleBasedStateMachine):
         expected = self._expected(path)
         found = self._both(lambda store: usable_result(store, key))
         if not isinstance(expected, ActionResult):
+            self._gone(path)
+            assert found == ABSENT
+            return
+        if not expected.outputs:
             self._gone(path)
             assert found == ABSENT
             return
@@ -252,7 +258,7 @@ def _variant(plan: Any) -> tuple[str, str, Digest]:
 
 def _result(key: Digest, named: list[bytes], log: bytes | None) -> ActionResult:
     outputs = {f"output {number}": encoded_ref(content) for number, content in enumerate(named)}
-    return ActionResult(key, (), outputs, None if log is None else encoded_ref(log), STATS)
+    return ActionResult(key, PARTS[key], outputs, None if log is None else encoded_ref(log), STATS)
 
 
 def _manifest(plan: Any, content: bytes) -> Manifest:
