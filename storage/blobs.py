@@ -84,5 +84,7 @@ def _decompress(ref: BlobRef, stored: bytes) -> bytes:
         if zstandard.frame_content_size(stored) != ref.size:
             raise DamagedStoreError("it would decompress to another size", reason="wrong-content")
         return zstandard.ZstdDecompressor(max_window_size=2**_WINDOW_LOG).decompress(stored)
+    except MemoryError as error:  # a frame and a reference that agree on a size which cannot be true
+        raise DamagedStoreError(f"it claims to hold {ref.size} bytes", reason="wrong-content") from error
     except zstandard.ZstdError as error:
         raise DamagedStoreError(f"it cannot be decompressed: {error}", reason="wrong-content") from error

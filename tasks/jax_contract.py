@@ -6,6 +6,7 @@ and dtypes, which arguments the module keeps, and which it may overwrite. Nothin
 """
 
 import importlib
+import sys
 from typing import Any
 
 import msgspec
@@ -157,16 +158,15 @@ def _example(tree: Json) -> Any:
 
 def _named_tuple(name: str, fields: list[Json]) -> Any:
     module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    # What an artifact names is never imported: that would run code that the caller has not chosen.
+    if module not in sys.modules:
         raise BadInputError(
-            f"the program takes or returns the named tuple {path}, and {module} cannot be imported here ({error}): "
-            "put its folder on sys.path",
-            reason="named-tuple-not-importable",
-        ) from error
+            f"the program takes or returns the named tuple {path} of {module}: import {module} before it is loaded",
+            reason="named-tuple-not-imported",
+        )
+    found: Any = sys.modules[module]
+    for part in path.split("."):
+        found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, tuple)) or list(getattr(found, "_fields", ())) != fields:
         raise BadInputError(
             f"the named tuple {path} of {module} no longer has the fields {fields}: compile again",

@@ -6,23 +6,22 @@ Whatever the user's code raises becomes one `BadInputError` that names the excep
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from graphkiln.storage.errors import BadInputError, GraphKilnError
+from graphkiln.storage.layout import check_name
 from graphkiln.tasks.contracts import ParseRequest
 
 Result = TypeVar("Result")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _LONGEST_MESSAGE = 800
 _OWN_PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -33,11 +32,9 @@ def check_program_name(entrypoint: str, name: Any) -> None:
     Raises:
         BadInputError: `name` is not text, or has other characters than letters, digits, ``.``, ``_`` and ``-``.
     """
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise BadInputError(
-            f"{entrypoint} returned a program named {name!r}: use letters, digits, '.', '_' and '-'",
-            reason="bad-program-name",
-        )
+    if not isinstance(name, str):
+        raise BadInputError(f"{entrypoint} returned a program named {name!r}, which is no text", reason="bad-name")
+    check_name(f"{entrypoint} returned a program whose name", name)
 
 
 class Entrypoint:
@@ -70,7 +67,8 @@ class Entrypoint:
         before = list(sys.path)
         sys.path[:0] = [str(folder) for folder in self._own_folders()]
         try:
-            yield
+            with _network_from_source():
+                yield
         finally:
             sys.path[:] = before
 
@@ -167,6 +165,33 @@ class Entrypoint:
 
     def _shown(self, file: Path) -> str:
         return str(file.relative_to(self._folder) if file.is_relative_to(self._folder) else file)
+
+
+@contextmanager
+def _network_from_source() -> Iterator[None]:
+    """Compile every module that is not installed from its source, while the context lasts.
+
+    Python takes bytecode for current if the source has the same size and time of change: after ``cp -p`` or two edits
+    within a second it would run what was there before. It does without bytecode if it cannot ask for the time.
+    """
+    ask = SourceFileLoader.path_stats
+
+    def ask_if_installed(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
+        if not _is_installed(Path(path)):
+            raise OSError(f"no bytecode is read or written for {path}")
+        return ask(loader, path)
+
+    setattr(SourceFileLoader, "path_stats", ask_if_installed)  # noqa: B010  # it is no method of a subclass
+    try:
+        yield
+    finally:
+        setattr(SourceFileLoader, "path_stats", ask)  # noqa: B010
+
+
+def _is_installed(file: Path) -> bool:
+    """Tell whether an installer has put a file there, which sees to its bytecode."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return any(file.is_relative_to(folder) for folder in folders) or file.is_relative_to(_OWN_PACKAGE)
 
 
 def _import_path(file: Path) -> ModuleType:

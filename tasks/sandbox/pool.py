@@ -39,8 +39,6 @@ _INHERITED = frozenset(
         "LANGUAGE",
         "TZ",
         "LD_LIBRARY_PATH",
-        "PYTHONPATH",
-        "PYTHONHOME",
         "VIRTUAL_ENV",
         "CONDA_PREFIX",
     }
@@ -87,6 +85,8 @@ class ChildPool:
         self._children: set[Child] = set()
         self._slots_taken = 0
         self._closed = False
+        self._cleaning = threading.Lock()
+        self._ended = False
         with _disk_errors():
             self._scratch = Scratch()
         self._monitor = Monitor(limits)
@@ -158,11 +158,18 @@ class ChildPool:
         if os.getpid() != self._owner:
             return
         with self._changed:
-            if self._closed:
-                return
             self._closed = True
-            children, self._idle = list(self._children), []
+            self._idle = []
             self._changed.notify_all()
+        # One at a time. Where an interrupt ends a clean-up half-way, the next call does it again.
+        with self._cleaning:
+            if not self._ended:
+                self._end_all()
+                self._ended = True
+
+    def _end_all(self) -> None:
+        with self._changed:
+            children = list(self._children)
         for child in children:
             child.kill()
         with self._changed:

@@ -138,3 +138,15 @@ def test_a_reference_is_validated_when_it_is_read(change: dict[str, object]) -> 
     fields = {**msgspec.to_builtins(encode(b"x")[0]), **change}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(fields, BlobRef)
+
+
+def test_a_forged_size_that_no_host_can_hold_is_damage() -> None:
+    """Whoever writes both the frame and what refers to it can make them agree on anything."""
+    claimed = 1 << 50
+    ref, stored = encode(b"x" * 100_000)
+    assert ref.encoding == "zstd"
+    # The frame's header: magic number, descriptor, and the size in 8 bytes (RFC 8878, 3.1.1.1).
+    frame = stored[:4] + bytes([0b1100_0000 | stored[4] & 0b0001_1111]) + stored[5:6] + claimed.to_bytes(8, "little")
+    forged = msgspec.structs.replace(ref, digest=digest_bytes(frame), stored_size=len(frame), size=claimed)
+    with pytest.raises(DamagedStoreError):
+        decode(forged, frame)

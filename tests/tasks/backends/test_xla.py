@@ -209,6 +209,9 @@ found["refusals"] = {
     "small host": refusal("train", contract=lambda data: data.replace(b'"devices":4', b'"devices":16')),
     "no contract": refusal("train", contract=lambda data: b"{}"),
     "named tuple gone": refusal("train", contract=lambda data: data.replace(b":State", b":Stat")),
+    "named tuple of a module that is not imported": refusal(
+        "train", contract=lambda data: data.replace(b"trainable:", b"this:")
+    ),
     "named tuple changed": refusal("train", contract=lambda data: data.replace(b"momentum", b"momenta")),
 }
 json.dump(found, sys.stdout)
@@ -360,7 +363,8 @@ def test_wrong_argument_is_named(loaded: dict[str, Any]) -> None:
         ("no tpu", "no-such-device", "no tpu device"),
         ("small host", "too-few-devices", "needs 16 cpu devices, and JAX has 8 here"),
         ("no contract", "bad-contract", "contract"),
-        ("named tuple gone", "named-tuple-not-importable", "trainable"),
+        ("named tuple gone", "named-tuple-changed", "trainable"),
+        ("named tuple of a module that is not imported", "named-tuple-not-imported", "import this before"),
         ("named tuple changed", "named-tuple-changed", "no longer has the fields"),
     ],
 )

@@ -268,8 +268,8 @@ ERRORS: dict[str, tuple[str, str, list[str]]] = {
     "generator raises": ("def programs():\n    yield 1 / 0\n", "network-raised", ["ZeroDivision", "(network.py:2)"]),
     "empty": ("def programs(): return {}\n", "no-programs", ["no programs"]),
     "value is no program": ("def programs(): return {'p': 1}\n", "not-a-program", ["returned p as int"]),
-    "bad name": (one("Program(function=double, arguments=(X,))", "'a b'"), "bad-program-name", ["'a b'"]),
-    "name is no text": (one("Program(function=double, arguments=(X,))", "3"), "bad-program-name", ["3"]),
+    "bad name": (one("Program(function=double, arguments=(X,))", "'a b'"), "bad-name", ["'a b'"]),
+    "name is no text": (one("Program(function=double, arguments=(X,))", "3"), "bad-name", ["3"]),
     "duplicate name": (
         f"{HEAD}def programs():\n    yield from 2 * [('p', Program(function=double, arguments=(X,)))]\n",
         "duplicate-program",

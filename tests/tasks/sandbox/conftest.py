@@ -47,7 +47,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def make_pool(third_party: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     """Makes pools whose children find the misbehaving adapters. They are closed after the test, and leave nothing."""
-    monkeypatch.setenv("PYTHONPATH", str(third_party))
+    monkeypatch.setenv("PYTHONPATH", str(third_party))  # for the children that parse
+    monkeypatch.syspath_prepend(third_party)
     pools = []
 
     def make(

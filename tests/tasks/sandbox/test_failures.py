@@ -185,9 +185,8 @@ def test_a_child_that_cannot_start_says_why(
     make_pool: MakePool, job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('this interpreter is broken')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ChildFailedError) as caught:
-        make_pool().compile("misbehaving", job("echo"))
+        make_pool(PYTHONPATH=str(tmp_path)).compile("misbehaving", job("echo"))
     assert caught.value.reason == "crashed"
     assert b"this interpreter is broken" in caught.value.log
 
