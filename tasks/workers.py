@@ -103,4 +103,7 @@ class Workers:
         with self._lock:
             if identity not in self._pools:
                 self._pools[identity] = ChildPool(environment=environment, jobs=self.jobs, limits=limits)
-            return self._pools[identity]
+            pool = self._pools[identity]
+        if self.stopping.is_set():
+            pool.close()  # it may have come too late for `close` to see it
+        return pool
