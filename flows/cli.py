@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -312,21 +313,38 @@ def _run_as_flow(session: CompileSession, jobs: int, server: EmbeddedServer | No
 
 @contextlib.contextmanager
 def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
-    """End the children as soon as Ctrl-C or SIGTERM comes: Prefect waits for the tasks, and they for the children."""
+    """End the children as soon as Ctrl-C or SIGTERM comes: Prefect waits for the tasks, and they for the children.
+
+    A signal that comes just before the main thread begins to wait does not wake it, so that its handler would run
+    when the wait is over. A thread that reads Python's wake-up pipe ends the children, and with them the wait.
+    """
+    reader, writer = socket.socketpair()
+    writer.settimeout(0)  # never wait in a signal handler
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         # A second one would interrupt the clean-up, which takes a moment and leaves nothing behind.
         for number in previous:
             signal.signal(number, signal.SIG_IGN)
-        threading.Thread(target=stop, daemon=True).start()
         raise KeyboardInterrupt
 
+    def watch() -> None:
+        while received := reader.recv(1):
+            if received[0] in previous:
+                stop()
+
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    watcher = threading.Thread(target=watch, name="graphkiln-signals", daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        writer.close()
+        watcher.join()
+        reader.close()
 
 
 def _progress(as_json: bool) -> contextlib.AbstractContextManager[ConsoleProgress | None]:
