@@ -318,6 +318,7 @@ def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
     A signal that comes just before the main thread begins to wait does not wake it, so that its handler would run
     when the wait is over. A thread that reads Python's wake-up pipe ends the children, and with them the wait.
     """
+    interrupted = threading.Event()
     reader, writer = socket.socketpair()
     writer.settimeout(0)  # never wait in a signal handler
 
@@ -330,6 +331,7 @@ def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
     def watch() -> None:
         while received := reader.recv(1):
             if received[0] in previous:
+                interrupted.set()
                 stop()
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -338,6 +340,8 @@ def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
     watcher.start()
     try:
         yield
+        if interrupted.is_set():  # some library has swallowed the exception
+            raise KeyboardInterrupt
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
