@@ -7,7 +7,7 @@ from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.ranks import RankSet
 
 
-def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, reason: str) -> None:
+def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, reason: str, listed: bool = False) -> None:
     """Accept only names that are known.
 
     Args:
@@ -15,6 +15,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, rea
         known: the names that there are.
         what: what the names stand for, such as ``"option of backend 'command'"``.
         reason: `BadInputError.reason` of the refusal.
+        listed: whether the message has all known names even if one of them is near.
 
     Raises:
         BadInputError: a name is not known; the message has the nearest one that is, or else all of them.
@@ -22,7 +23,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, rea
     names = sorted(known)
     for name in sorted(set(given).difference(names)):
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
+        there_are = f"there are: {', '.join(names) or 'none'}"
+        hint = there_are if not near else f"did you mean {near[0]!r}?{f' ({there_are})' if listed else ''}"
         raise BadInputError(f"unknown {what}: {name!r}; {hint}", reason=reason)
 
 

@@ -1,11 +1,11 @@
 """Finds adapters by their entry points and makes them."""
 
-import difflib
 import importlib.metadata
 from importlib.metadata import EntryPoint
 from typing import Any, Literal, cast
 
 from graphkiln.storage.errors import BadInputError
+from graphkiln.tasks.checks import refuse_unknown
 from graphkiln.tasks.contracts import Backend, Frontend
 
 _Kind = Literal["frontend", "backend"]
@@ -45,21 +45,13 @@ def _load(kind: _Kind, name: str) -> Any:
 
 def _find(kind: _Kind, name: str) -> EntryPoint:
     known = importlib.metadata.entry_points(group=f"graphkiln.{kind}s")
+    refuse_unknown([name], known.names, what=kind, reason=f"unknown-{kind}", listed=True)
     found = {entry_point.value: entry_point for entry_point in known.select(name=name)}
-    if not found:
-        raise BadInputError(_unknown(kind, name, known.names), reason=f"unknown-{kind}")
     if len(found) > 1:
         # Taking the first would let the order of sys.path choose the compiler.
         message = f"{kind} {name!r} is registered by more than one package: {', '.join(sorted(found))}; uninstall one"
         raise BadInputError(message, reason=f"ambiguous-{kind}")
     return next(iter(found.values()))
-
-
-def _unknown(kind: _Kind, name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(sorted(known)) or "none"
-    return f"there is no {kind} {name!r}.{hint} Known {kind}s: {listed}. Others come with the package that brings them."
 
 
 def _missing_package(kind: _Kind, entry_point: EntryPoint, error: ModuleNotFoundError) -> str:

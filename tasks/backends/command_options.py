@@ -16,6 +16,9 @@ from graphkiln.tasks.fingerprints import cpu_features
 _PLACEHOLDERS = ("input", "output", "output_dir")
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|(?P<stray>[{}])")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# How msgspec says which option is wrong, and which is missing.
+_WRONG = re.compile(r"(?P<what>.*) - at \$\.(?P<option>.*)")
+_MISSING = re.compile(r"Object missing required field (?P<option>\w+)")
 _OUTPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 # As in -march=native, -mcpu=native, --iree-llvmcpu-target-cpu=host.
 _HOST_CPU = re.compile(r"(.*=)?(native|host)")
@@ -89,7 +92,7 @@ def resolved_settings(given: Mapping[str, Json]) -> dict[str, Json]:
     try:
         options = msgspec.convert(dict(given), Options)
     except msgspec.ValidationError as error:
-        raise _bad(str(error)) from error
+        raise _wrong_type(error) from error
     _check_texts(options)
     used = _used_placeholders(options.argv)
     _check_program("argv", options.argv)
@@ -127,6 +130,17 @@ def fill_in(argument: str, values: Mapping[str, str]) -> str:
 
 def _bad(message: str) -> BadInputError:
     return BadInputError(f"backend 'command': {message}", reason="bad-option")
+
+
+def _wrong_type(error: msgspec.ValidationError) -> BadInputError:
+    text = str(error).replace("`", "")
+    if wrong := _WRONG.fullmatch(text):
+        option, what = wrong["option"], f": {wrong['what'][0].lower()}{wrong['what'][1:]}"
+    elif missing := _MISSING.fullmatch(text):
+        option, what = missing["option"], " is missing"
+    else:
+        return _bad(text)
+    return BadInputError(f"option {option} of backend 'command'{what}", reason="bad-option")
 
 
 def _check_texts(options: Options) -> None:

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 from graphkiln.storage.canonical import Json, canonical_json
 from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.keys import KeyPart
+from graphkiln.tasks.backends.xla_toolchain import VARIABLE, check_toolchain, toolchain_parts, toolchain_variable
 from graphkiln.tasks.contracts import CompileRequest, Resolution
-from graphkiln.tasks.fingerprints import cpu_features, distribution_parts
+from graphkiln.tasks.fingerprints import cpu_features
 from graphkiln.tasks.jax_contract import PAYLOAD_FORMAT
 
 _OPTIONS = {
@@ -79,10 +80,7 @@ class XlaBackend:
         Raises:
             BadInputError: one of them is not installed.
         """
-        names, extra = ["jax", "jaxlib"], "jax"
-        if settings["platform"] == "tpu":
-            names, extra = [*names, "libtpu"], "tpu"
-        return [part for name in names for part in distribution_parts(name, extra=extra)]
+        return toolchain_parts(settings)
 
     def environment(self, settings: Mapping[str, Json]) -> Mapping[str, str]:
         """Return what makes JAX compile for the target, with no cache of its own and no question to the network."""
@@ -91,6 +89,7 @@ class XlaBackend:
             "JAX_PLATFORMS": "cpu",
             "JAX_ENABLE_COMPILATION_CACHE": "false",
             "XLA_FLAGS": " ".join(_xla_flags(settings)),
+            VARIABLE: toolchain_variable(settings),
         }
         if settings["platform"] == "tpu":
             variables |= {
@@ -109,11 +108,13 @@ class XlaBackend:
         """Return the outputs ``executable`` (XLA's serialized form) and ``contract`` (what `load` needs beside it).
 
         Raises:
-            BadInputError: the payload is damaged, or for another platform or number of devices.
+            BadInputError: the payload is damaged, or for another platform or number of devices; or the compiler that
+                is found here is not the one in the key.
             jax.errors.JaxRuntimeError: XLA's own message.
         """
         from graphkiln.tasks.backends.xla_compile import compile_payload
 
+        check_toolchain(request.settings)
         return compile_payload(request.payload, request.settings)
 
     def load(self, settings: Mapping[str, Json], outputs: Mapping[str, bytes], devices: Sequence[Any] | None) -> Any:

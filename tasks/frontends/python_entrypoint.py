@@ -6,11 +6,14 @@ Whatever the user's code raises becomes one `BadInputError` that names the excep
 import importlib
 import importlib.util
 import inspect
+import os
+import site
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +26,7 @@ from graphkiln.tasks.contracts import ParseRequest
 Result = TypeVar("Result")
 
 _LONGEST_MESSAGE = 800
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _OWN_PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +34,7 @@ def check_program_name(entrypoint: str, name: Any) -> None:
     """Refuse what cannot name a kernel graph.
 
     Raises:
-        BadInputError: `name` is not text, or has other characters than letters, digits, ``.``, ``_`` and ``-``.
+        BadInputError: `name` is not text, or `graphkiln.storage.layout.check_name` refuses it.
     """
     if not isinstance(name, str):
         raise BadInputError(f"{entrypoint} returned a program named {name!r}, which is no text", reason="bad-name")
@@ -175,6 +179,8 @@ def _network_from_source() -> Iterator[None]:
     within a second it would run what was there before. It does without bytecode if it cannot ask for the time.
     """
     ask = SourceFileLoader.path_stats
+    # What tells the folders imports modules itself, which must not ask for the folders in their turn.
+    _installation()
 
     def ask_if_installed(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
         if not _is_installed(Path(path)):
@@ -190,8 +196,20 @@ def _network_from_source() -> Iterator[None]:
 
 def _is_installed(file: Path) -> bool:
     """Tell whether an installer has put a file there, which sees to its bytecode."""
+    file = Path(os.path.abspath(file))  # noqa: PTH100  # links are looked at below
+    if not any(file.is_relative_to(folder) for folder in _installation()):
+        return False
+    # A link in the installation may lead to a folder in which somebody edits; some installers link all they install.
+    real = file.resolve()
+    return any(real.is_relative_to(folder.resolve()) for folder in _installation()) or not _PACKAGE_FOLDERS.isdisjoint(
+        real.parts
+    )
+
+
+@cache
+def _installation() -> frozenset[Path]:
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return any(file.is_relative_to(folder) for folder in folders) or file.is_relative_to(_OWN_PACKAGE)
+    return frozenset(map(Path, folders.union(site.getsitepackages(), [site.getusersitepackages()])))
 
 
 def _import_path(file: Path) -> ModuleType:

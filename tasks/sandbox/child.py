@@ -113,11 +113,16 @@ class Child:
         """Kill the child and its descendants, and wake who waits for its answer."""
         with self._lock:
             if not self._ended:
-                self._kill_tree()
-                self.channel.shutdown(socket.SHUT_RDWR)
+                if self._process.returncode is None:
+                    self._kill_tree()
+                # An `end` that was interrupted may have closed it.
+                with contextlib.suppress(OSError):
+                    self.channel.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> int | None:
         """Kill the child and its descendants, wait for it and remove what it had.
+
+        Where an exception interrupts it, the next call goes on.
 
         Returns:
             The exit code as `subprocess` has it: the negative number of the signal if it was one; None if the
@@ -125,15 +130,22 @@ class Child:
         """
         with self._lock:
             if not self._ended:
-                self._ended = True
-                # A child that has gone by itself keeps the exit code it had.
-                ended = wait_ended(self._kill_tree(), _END_SECONDS)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_SECONDS if ended else 0)
-                if not ended:
-                    _LOGGER.warning("child %d was killed, but the system has not ended it and all below it", self.pid)
+                # Once it has been waited for, its number may be another process's.
+                if self._process.returncode is None:
+                    self._end_tree()
                 self._undo.close()
+                # What an interrupted call had begun to remove.
+                remove_folder(self.folder)
+                self._ended = True
             return self._process.returncode
+
+    def _end_tree(self) -> None:
+        # A child that has gone by itself keeps the exit code it had.
+        ended = wait_ended(self._kill_tree(), _END_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS if ended else 0)
+        if not ended:
+            _LOGGER.warning("child %d was killed, but the system has not ended it and all below it", self.pid)
 
     def _kill_tree(self) -> set[psutil.Process]:
         known = self.tree

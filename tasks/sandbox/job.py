@@ -1,5 +1,6 @@
 """One job of one child: the order goes out, an answer or the child's end comes back."""
 
+import os
 import select
 import signal
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ Decode = Callable[[Parsed | Compiled, list[bytes]], ValueT]
 
 _EXIT_SECONDS = 1.0
 _WAKE_MS = 1000
+# With less than this left, a log or a temporary file cannot be written.
+_FULL_BYTES = 64 * 1024
 
 
 class ChildGoneError(Exception):
@@ -118,6 +121,8 @@ class Job:
     def _ending(self, watch: Watch, seconds: float, fault: str) -> Exception:
         """End the child and say what it died of."""
         by_itself = watch.verdict is None and not fault and self._child.exits_within(_EXIT_SECONDS)
+        # Its temporary files go below, and then there is room again.
+        full = by_itself and _is_full(self._child.folder)
         self._child.kill()
         log, _ = read_log(self._log, self._limits.log_bytes)
         if not self._started:
@@ -129,6 +134,9 @@ class Job:
         if by_itself and not self._started and self._child.used:
             return ChildGoneError("the child had ended before the job")
         message, reason = _death(code) if by_itself else (f"the child {fault or 'closed its connection'}", "crashed")
+        if full and reason == "crashed":
+            message = f"the disk that holds the temporary files ({self._child.folder.parent}) is full: {message}"
+            reason = "disk-full"
         return ChildFailedError(message, reason=reason, usage=usage)
 
     def _exceeded(self, verdict: Verdict, usage: Usage) -> str:
@@ -143,6 +151,12 @@ class Job:
                 )
             case "log-flood":
                 return f"it was ended because its log grew past the limit of {limits.log_bytes / MIB:g} MiB"
+
+
+def _is_full(folder: Path) -> bool:
+    """Tell whether the file system of a folder has no room left, or no files."""
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize < _FULL_BYTES or (system.f_files > 0 and system.f_favail == 0)
 
 
 def _adapter_error(failed: Failed, usage: Usage) -> ChildBadInputError | ChildFailedError:

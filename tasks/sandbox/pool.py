@@ -28,7 +28,8 @@ from graphkiln.tasks.sandbox.scratch import Scratch, remove_folder
 
 __all__ = ["ChildBadInputError", "ChildFailedError", "ChildPool", "ChildResult", "CompileJob"]
 
-# What every child gets of the parent's environment: enough to find programs, libraries and packages.
+# What compile children get of the parent's environment. PYTHONPATH and PYTHONHOME are not among it: a module that is
+# imported as the interpreter starts (sitecustomize) could change what is compiled, and the key would not tell.
 _INHERITED = frozenset(
     {
         "PATH",
@@ -39,8 +40,6 @@ _INHERITED = frozenset(
         "LANGUAGE",
         "TZ",
         "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
     }
 )
 _ALWAYS = {"PYTHONUNBUFFERED": "1"}
@@ -65,10 +64,11 @@ class ChildPool:
         """Make a pool without children; they are started when they are wanted.
 
         Args:
-            environment: what compile children have in their environment, besides a few variables of the parent that
-                lead to programs, libraries and packages. Nothing else of the parent's environment can change what
-                they make. Parse children have the whole environment of the parent instead, because the user's
-                network may read it.
+            environment: what compile children have in their environment, besides a few variables of the parent: the
+                user, the language, PATH and LD_LIBRARY_PATH. The interpreter may need the last one to start; like
+                PATH, and HOME with what is installed below it, it can change what is loaded, and no key holds it.
+                What only the parent's sys.path leads to is found after what is installed. Parse children have the
+                whole environment of the parent instead, because the user's network may read it.
             jobs: how many children there are at most.
             limits: what each job may use.
 
@@ -86,6 +86,7 @@ class ChildPool:
         self._slots_taken = 0
         self._closed = False
         self._cleaning = threading.Lock()
+        self._cleaner: int | None = None
         self._ended = False
         with _disk_errors():
             self._scratch = Scratch()
@@ -152,7 +153,8 @@ class ChildPool:
     def close(self) -> None:
         """Kill all children with their descendants, wait for them, and remove their files.
 
-        Calls in flight raise `ChildFailedError` with the reason ``interrupted``. Closing again does nothing.
+        Calls in flight raise `ChildFailedError` with the reason ``interrupted``. Closing again waits for a call that
+        is at it, goes on with what an interrupted call left, and else does nothing.
         """
         # A fork of the parent that unwinds its stack must not end children that are not its own.
         if os.getpid() != self._owner:
@@ -161,11 +163,17 @@ class ChildPool:
             self._closed = True
             self._idle = []
             self._changed.notify_all()
+        if self._cleaner == threading.get_ident():
+            return  # a signal handler has interrupted the very call that cleans up, which goes on afterwards
         # One at a time. Where an interrupt ends a clean-up half-way, the next call does it again.
         with self._cleaning:
-            if not self._ended:
-                self._end_all()
-                self._ended = True
+            try:
+                self._cleaner = threading.get_ident()
+                if not self._ended:
+                    self._end_all()
+                    self._ended = True
+            finally:
+                self._cleaner = None
 
     def _end_all(self) -> None:
         with self._changed:

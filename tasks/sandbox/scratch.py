@@ -29,15 +29,18 @@ class Scratch:
         # It gets the name that others look for only when it is locked, so that no one takes it for abandoned.
         unlocked = Path(tempfile.mkdtemp(prefix="graphkiln-new-"))
         self._lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
+        self._closed = False
         # Where folders cannot be locked (NFS), nobody can lock this one to remove it either.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = unlocked.rename(unlocked.with_name(unlocked.name.replace("graphkiln-new-", prefix)))
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the folder. Where an exception interrupts it, the next call goes on."""
         remove_folder(self.path)
-        os.close(self._lock)
+        if not self._closed:
+            self._closed = True
+            os.close(self._lock)
 
 
 def remove_folder(folder: Path) -> None:

@@ -154,6 +154,21 @@ def test_bad_options_are_refused(options: dict[str, Json], words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"argv": CC, "tools": "as"}, "option tools of backend 'command': expected array, got str"),
+        ({"argv": ["cc", 1]}, "option argv[1] of backend 'command': expected str, got int"),
+        ({"argv": CC, "host_cpu": "yes"}, "option host_cpu of backend 'command': expected bool | null, got str"),
+        ({}, "option argv of backend 'command' is missing"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_named(options: dict[str, Json], message: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        CommandBackend().resolve(options)
+    assert (str(caught.value), caught.value.reason) == (message, "bad-option")
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"argv": [*CC, "-g"]},

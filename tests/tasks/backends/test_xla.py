@@ -18,6 +18,7 @@ import pytest
 from graphkiln.storage.canonical import Json
 from graphkiln.storage.errors import BadInputError
 from graphkiln.tasks.backends.xla import XlaBackend
+from graphkiln.tasks.backends.xla_toolchain import VARIABLE, toolchain_variable
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs the jax extra")
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the tpu extra")
@@ -523,3 +524,31 @@ def test_tpu_fingerprint_names_libtpu() -> None:
     backend = XlaBackend()
     settings = backend.resolve(V5E).settings
     assert {"libtpu.version", "jaxlib.version"} <= {part.name for part in backend.fingerprint(settings)}
+
+
+CHECK = """
+import sys
+from graphkiln.storage.errors import BadInputError
+from graphkiln.tasks.backends.xla_toolchain import check_toolchain
+try:
+    check_toolchain({"platform": "cpu"})
+    print("sound")
+except BadInputError as error:
+    print(error.reason, error)
+"""
+
+
+@needs_jax
+@pytest.mark.jax
+def test_the_compiler_that_is_imported_must_be_the_one_in_the_key(tmp_path: Path) -> None:
+    sound = toolchain_variable({"platform": "cpu"})
+    assert python(CHECK, cwd=tmp_path, **{VARIABLE: sound}).strip() == "sound"
+    other = json.dumps({**json.loads(sound), "jaxlib.version": "0.0.1"})
+    found = python(CHECK, cwd=tmp_path, **{VARIABLE: other})
+    assert found.startswith("other-toolchain jaxlib.version is ")
+    assert "0.0.1 where the key is made" in found
+    # A module without metadata comes first on the path.
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").touch()
+    found = python(CHECK, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert found.startswith(f"other-toolchain the module jax is {tmp_path / 'jax' / '__init__.py'}, and the installed")

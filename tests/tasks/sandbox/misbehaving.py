@@ -101,6 +101,17 @@ def _exit(request: CompileRequest) -> NoReturn:
     os._exit(0)
 
 
+def _fill_disk(request: CompileRequest) -> NoReturn:
+    """Fill the disk of the temporary files, and end as an interpreter does that cannot write its log."""
+    with Path(tempfile.gettempdir(), "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            os._exit(1)
+    raise AssertionError
+
+
 def _kill_self(request: CompileRequest) -> NoReturn:
     print("last words", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -113,11 +124,7 @@ def _segfault(request: CompileRequest) -> NoReturn:
 
 
 def _garbage(request: CompileRequest) -> dict[str, bytes]:
-    for descriptor in range(3, 20):
-        try:
-            os.write(descriptor, b"what is this? " * 10)
-        except OSError:
-            continue
+    os.write(_channel(), b"what is this? " * 10)
     return {"code": b"x"}
 
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,7 +82,7 @@ def test_bad_input_stays_bad_input(make_pool: MakePool, job: MakeJob, tmp_path: 
     with pytest.raises(BadInputError, match=r"x\.py:y does not exist") as caught:
         pool.parse("misbehaving", ParseRequest("net", str(tmp_path), "raise", {}, "cpu"))
     assert caught.value.reason == "bad-entrypoint"
-    with pytest.raises(BadInputError, match="there is no backend 'misbehavin'") as caught:
+    with pytest.raises(BadInputError, match="unknown backend: 'misbehavin'; did you mean") as caught:
         pool.compile("misbehavin", job("echo"))
     assert caught.value.reason == "unknown-backend"
 
@@ -200,3 +202,54 @@ def test_a_disk_that_is_full_before_the_job(make_pool: MakePool, job: MakeJob, m
     with pytest.raises(ChildFailedError) as caught:
         pool.compile("misbehaving", job("echo"))
     assert (caught.value.reason, caught.value.retryable) == ("disk-full", True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode != 0:
+        pytest.skip(f"a file system cannot be mounted here: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)  # noqa: S607
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_disk_that_is_full_is_the_reason(
+    make_pool: MakePool, job: MakeJob, monkeypatch: pytest.MonkeyPatch, small_disk: Path, before: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    pool = make_pool(jobs=1)
+    if before:
+        _fill(small_disk)
+    with pytest.raises(ChildFailedError) as caught:
+        pool.compile("misbehaving", job("echo") if before else job("fill_disk"))
+    assert (caught.value.reason, caught.value.retryable) == ("disk-full", True)
+    pool.close()
+    assert [path.name for path in small_disk.iterdir()] == (["filler"] if before else [])
+
+
+def _fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return
+
+
+def test_a_crash_while_there_is_room_stays_a_crash(
+    make_pool: MakePool, job: MakeJob, monkeypatch: pytest.MonkeyPatch, small_disk: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    pool = make_pool()
+    with pytest.raises(ChildFailedError) as caught:
+        pool.compile("misbehaving", job("exit"))
+    assert caught.value.reason == "crashed"
+    pool.close()

@@ -118,6 +118,19 @@ def test_compile_children_see_little_of_the_environment(
     assert result.value["folder"].decode().startswith(variables["TMPDIR"])
 
 
+def test_nothing_on_pythonpath_runs_as_a_compile_child_starts(
+    make_pool: MakePool, job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.environ['XLA_FLAGS'] = '--stray'")
+    pool = make_pool()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    variables = pool.compile("misbehaving", job("environment")).value["environment"].decode()
+    assert "--stray" not in variables
+    assert not [line for line in variables.splitlines() if line.startswith(("PYTHONPATH=", "PYTHONHOME="))]
+
+
 def test_parse_children_see_the_whole_environment(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from graphkiln.tasks.contracts import ParseRequest
+from graphkiln.tasks.sandbox.child import Child
 from graphkiln.tasks.sandbox.pool import ChildFailedError, ChildPool, CompileJob
 
 MakePool = Callable[..., ChildPool]
@@ -80,6 +82,66 @@ def test_close_ends_a_job_under_way(
         thread.join(20)
     assert [(error.reason, error.retryable) for error in errors] == [("interrupted", True)] * 3
     assert sorted(error.log for error in errors) == [b"", b"hanging\n", b"hanging\n"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "child.Child.kill",
+        "child.kill_tree",
+        "child.wait_ended",
+        "child.remove_folder",
+        "monitor.Monitor.close",
+        "scratch.remove_folder",
+    ],
+)
+def test_a_close_that_is_interrupted_is_finished_by_the_next(
+    make_pool: MakePool, job: MakeJob, monkeypatch: pytest.MonkeyPatch, scratch: Path, place: str
+) -> None:
+    pool = make_pool()
+    pid = int(pool.compile("misbehaving", job("echo")).value["pid"])
+    place = f"graphkiln.tasks.sandbox.{place}"
+    with monkeypatch.context() as patch:
+        patch.setattr(place, _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    pool.close()
+    assert not psutil.pid_exists(pid)
+    assert list(scratch.iterdir()) == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("graphkiln-monitor")]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_that_close_at_once_both_wait_for_the_end(
+    make_pool: MakePool, job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_end(child: Child) -> int | None:
+        ends.append(child.pid)
+        # As a signal handler that ends the run might do, in the midst of it.
+        pool.close()
+        time.sleep(0.5)
+        return end(child)
+
+    def close() -> None:
+        pool.close()
+        left.append(psutil.pid_exists(pid))
+
+    ends: list[int] = []
+    left: list[bool] = []
+    end = Child.end
+    pool = make_pool()
+    pid = int(pool.compile("misbehaving", job("echo")).value["pid"])
+    monkeypatch.setattr(Child, "end", slow_end)
+    threads = [threading.Thread(target=close) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert left == [False] * 3
+    assert ends == [pid]
 
 
 def test_close_leaves_nothing(make_pool: MakePool, job: MakeJob, scratch: Path, tmp_path: Path) -> None:
