@@ -25,7 +25,8 @@ class StoreFilesystem(Protocol):
 
         Raises:
             FileNotFoundError: there is none.
-            DamagedStoreError: something else is in its place, such as a folder.
+            DamagedStoreError: something else is in its place, such as a folder, a pipe or a dangling link. To move
+                it away makes room for an object.
         """
 
     def create(self, path: str, data: bytes) -> bool:
@@ -51,14 +52,20 @@ class StoreFilesystem(Protocol):
         """
 
     def move(self, source: str, destination: str) -> bool:
-        """Move an object to a path where there is none.
+        """Move an object, or whatever stands in the place of one, to a path that nobody else has ever used.
+
+        The caller makes up such a path: to look whether it is free would cost more than it could ever save.
 
         Returns:
             False if there is no object at `source` (any more).
         """
 
     def delete(self, path: str) -> None:
-        """Delete an object; it is no error if there is none."""
+        """Delete an object; it is no error if there is none.
+
+        Raises:
+            DamagedStoreError: something else is in its place, such as a folder.
+        """
 
     def names(self, folder: str) -> Iterator[str]:
         """Iterate over the paths of all objects below `folder`, in order; there may be none."""
@@ -81,8 +88,12 @@ def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> Store
     scheme, separator, rest = url.partition("://")
     local = not separator or scheme in ("file", "local")
     if not separator and _SCHEME.match(url):
-        form = url.replace(":", "://", 1)
-        raise BadInputError(f"the store {url} is neither a path nor a URL: did you mean {form}?", reason="store-url")
+        scheme, _, rest = url.partition(":")
+        form = f"{scheme}://{rest if scheme in ('file', 'local') else rest.lstrip('/')}"
+        raise BadInputError(
+            f"the store {url} is neither a path nor a URL: did you mean {form}, or the path ./{url}?",
+            reason="store-url",
+        )
     if local and options:
         raise BadInputError(
             f"the store {url} is local, and takes no options: {', '.join(options)}", reason="storage-option"

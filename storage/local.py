@@ -58,7 +58,7 @@ class LocalFilesystem:
             except FileExistsError:
                 return False
             except OSError as error:
-                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                     raise BadInputError(
                         f"the file system of the store {self.url} has no hard links: use another place for the store",
                         reason="no-hard-links",
@@ -71,7 +71,7 @@ class LocalFilesystem:
         final = self._root / path
         final.parent.mkdir(parents=True, exist_ok=True)
         with _locked(final.parent) as folder:
-            if self._content(path) != expected:
+            if not self._holds(path, expected):
                 return False
             with _temporary(final, data, durable=True) as temporary:
                 temporary.replace(final)
@@ -83,18 +83,20 @@ class LocalFilesystem:
         final = self._root / path
         try:
             with _locked(final.parent):
-                if self._content(path) != expected:
+                if not self._holds(path, expected):
                     return False
                 final.unlink()
         except FileNotFoundError:
             return False
         return True
 
-    def _content(self, path: str) -> bytes | None:
+    def _holds(self, path: str, expected: bytes | None) -> bool:
         try:
-            return self.read(path)
+            return self.read(path) == expected
         except FileNotFoundError:
-            return None
+            return expected is None
+        except DamagedStoreError:
+            return False  # whatever it is, nobody expects it
 
     def move(self, source: str, destination: str) -> bool:
         """Rename an object; see the contract."""
@@ -108,7 +110,10 @@ class LocalFilesystem:
 
     def delete(self, path: str) -> None:
         """Delete an object; see the contract."""
-        (self._root / path).unlink(missing_ok=True)
+        try:
+            (self._root / path).unlink(missing_ok=True)
+        except IsADirectoryError as error:
+            raise _no_file() from error
 
     def names(self, folder: str) -> Iterator[str]:
         """Iterate over objects, temporaries of other writers included; see the contract."""
@@ -120,7 +125,7 @@ class LocalFilesystem:
         files = {self._root / path for path in paths}
         folders = {parent for file in files for parent in file.parents if parent.is_relative_to(self._root)}
         for path in (*files, *folders):
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 os.fsync(descriptor)
             finally:
@@ -145,7 +150,7 @@ def _temporary(final: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

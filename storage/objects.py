@@ -24,6 +24,9 @@ from graphkiln.storage.records import QuarantineNote
 # A writer that loses this many compare-and-set races in a row is not racing, but broken.
 REPLACE_TRIES = 100
 
+# Each try but the first has found damage and set it aside; somebody else may have done the same meanwhile.
+CREATE_TRIES = 3
+
 _log = logging.getLogger("graphkiln")
 
 Found = TypeVar("Found")
@@ -55,7 +58,7 @@ class ObjectStore:
         if not error.path:
             return
         # The folders are kept: one name made of all of them could be longer than file systems take.
-        place = f"{layout.QUARANTINE}/{error.path}.{secrets.token_hex(4)}"
+        place = f"{layout.QUARANTINE}/{error.path}.{secrets.token_hex(8)}"
         note = QuarantineNote(path=error.path, reason=str(error), found_at=self._now())
         with self._medium(error.path):
             if self._fs.move(error.path, place):
@@ -91,15 +94,14 @@ class ObjectStore:
         Args:
             content: the content.
             known: blobs that were stored before; if one of them is not there any more, a warning says so.
+
+        Raises:
+            StoreUnavailableError: the medium fails, or what is written is damaged again and again.
         """
         ref, stored = encode(content)
         path = layout.by_digest(layout.BLOBS, ref.digest)
-        with self._medium(path):
-            if self._fs.create(path, stored):
-                if ref.digest in known:
-                    _log.warning("%s/%s was missing: it has been written again", self.url, path)
-            elif self.mend(lambda: self.get_blob(ref, "a blob")) is None:
-                self._fs.create(path, stored)
+        if self._create_or_mend(path, stored, lambda: self.get_blob(ref, "a blob")) and ref.digest in known:
+            _log.warning("%s/%s was missing: it has been written again", self.url, path)
         return ref
 
     def get_blob(self, ref: BlobRef, what: str) -> bytes:
@@ -126,6 +128,28 @@ class ObjectStore:
             except FileNotFoundError:
                 return None
             return unseal(data, kind, body_type)
+
+    def _create_or_mend(self, path: str, data: bytes, read: Callable[[], object]) -> bool:
+        """Write an object that is named by its digest, unless `read` finds it whole.
+
+        Returns:
+            Whether nothing at all was there, damage included.
+        """
+        for attempt in range(CREATE_TRIES):
+            with self._medium(path):
+                if self._fs.create(path, data):
+                    return attempt == 0
+            if self.mend(read) is not None:
+                return False
+        message = f"{self.url}/{path} was damaged {CREATE_TRIES} times in a row: check the medium and run again"
+        raise StoreUnavailableError(message, reason="contended", retryable=True)
+
+    def _drop(self, path: str, kind: str) -> None:
+        def delete() -> None:
+            with self._medium(path), self._about(path, f"the {kind}"):
+                self._fs.delete(path)
+
+        self.mend(delete)
 
     def _replace(self, path: str, data: bytes) -> None:
         for _ in range(REPLACE_TRIES):

@@ -91,7 +91,8 @@ class RemoteFilesystem:
             data = self.read(source)
         except FileNotFoundError:
             return False
-        self.create(destination, data)
+        if not self.create(destination, data) and self.read(destination) != data:
+            raise FileExistsError(errno.EEXIST, "there is another object", destination)
         self.delete(source)
         return True
 

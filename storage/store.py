@@ -167,9 +167,7 @@ class Store(ObjectStore):
 
     def drop_action(self, key: Digest) -> None:
         """Forget the result of an action, because something that it names is lost."""
-        path = layout.by_digest(layout.ACTIONS, key)
-        with self._medium(path):
-            self._fs.delete(path)
+        self._drop(layout.by_digest(layout.ACTIONS, key), "action result")
 
     def read_failure(self, key: Digest) -> FailureRecord | None:
         """Return how an action last failed, or None."""
@@ -185,9 +183,7 @@ class Store(ObjectStore):
 
     def drop_failure(self, key: Digest) -> None:
         """Forget how an action failed, because it has succeeded."""
-        path = layout.by_digest(layout.FAILURES, key)
-        with self._medium(path):
-            self._fs.delete(path)
+        self._drop(layout.by_digest(layout.FAILURES, key), "failure record")
 
     # ------------------------------------------------------------------ leases
 
@@ -198,9 +194,9 @@ class Store(ObjectStore):
             return self._fs.create(path, content)
 
     def read_lease(self, key: Digest) -> bytes | None:
-        """Return the lease of an action as it is stored, or None."""
+        """Return the lease of an action as it is stored, or None. What is no file is set aside."""
         try:
-            return self.read_raw(layout.by_digest(layout.LEASES, key))
+            return self.mend(lambda: self.read_raw(layout.by_digest(layout.LEASES, key)))
         except FileNotFoundError:
             return None
 
@@ -269,9 +265,7 @@ class Store(ObjectStore):
         data = seal("manifest", manifest)
         digest = digest_bytes(data)
         path = layout.by_digest(layout.MANIFESTS, digest)
-        with self._medium(path):
-            if not self._fs.create(path, data) and self.mend(lambda: self.read_manifest(digest)) is None:
-                self._fs.create(path, data)
+        self._create_or_mend(path, data, lambda: self.read_manifest(digest))
         self.sync([path])
         return digest
 

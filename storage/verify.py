@@ -153,7 +153,8 @@ class _Verifier:
                 continue
             plan = manifest.plan
             variant = (plan.network.name, plan.target.name, plan.variant)
-            if variant not in self._committed:
+            # A folder in the place of a ref is not listed, and is damage none the less.
+            if variant not in self._committed and self._absent(functools.partial(self._store.read_ref, *variant)):
                 ref = layout.by_variant(layout.REFS, *variant)
                 message = (
                     f"{plan.title()} has a manifest but no ref: it was lost, or a commit was killed; compile again"
@@ -186,6 +187,13 @@ class _Verifier:
             return self._check(lambda: self._store.read_raw(path))
         except FileNotFoundError:
             return None
+
+    def _absent(self, read: Callable[[], object]) -> bool:
+        try:
+            return read() is None
+        except DamagedStoreError as error:
+            self._note(error.path, "damage", str(error))
+            return False
 
     def _check(self, read: Callable[[], Found]) -> Found | None:
         try:

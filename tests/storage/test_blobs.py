@@ -140,13 +140,45 @@ def test_a_reference_is_validated_when_it_is_read(change: dict[str, object]) -> 
         msgspec.convert(fields, BlobRef)
 
 
-def test_a_forged_size_that_no_host_can_hold_is_damage() -> None:
+class Streaming:
+    """A decompressor that can only stream. (To derive one from zstandard's own crashes the interpreter.)"""
+
+    def __init__(self, **options: Any) -> None:
+        self.stream_reader = _DECOMPRESSOR(**options).stream_reader
+
+    def decompress(self, stored: bytes) -> bytes:
+        raise MemoryError
+
+
+_DECOMPRESSOR = zstandard.ZstdDecompressor
+
+
+@pytest.mark.parametrize("claimed", [1 << 40, 1 << 50], ids=["1 TiB", "1 PiB"])
+def test_a_forged_size_is_damage_and_is_never_allocated(claimed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes both the frame and what refers to it can make them agree on anything."""
-    claimed = 1 << 50
+    monkeypatch.setattr(Streaming, "decompress", _refuse)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Streaming)
     ref, stored = encode(b"x" * 100_000)
     assert ref.encoding == "zstd"
     # The frame's header: magic number, descriptor, and the size in 8 bytes (RFC 8878, 3.1.1.1).
     frame = stored[:4] + bytes([0b1100_0000 | stored[4] & 0b0001_1111]) + stored[5:6] + claimed.to_bytes(8, "little")
     forged = msgspec.structs.replace(ref, digest=digest_bytes(frame), stored_size=len(frame), size=claimed)
-    with pytest.raises(DamagedStoreError):
+    with pytest.raises(DamagedStoreError) as caught:
         decode(forged, frame)
+    assert caught.value.reason == "wrong-content"
+
+
+def test_a_large_content_that_almost_vanishes_comes_back() -> None:
+    content = bytes(blobs._TRUSTED_SIZE + 3)
+    ref, stored = encode(content)
+    assert len(content) > blobs._TRUSTED_RATIO * len(stored)
+    assert decode(ref, stored) == content
+
+
+def test_what_cannot_be_allocated_at_once_is_decompressed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Streaming)
+    ref, stored = encode(b"what repeats " * 500_000)
+    assert decode(ref, stored) == b"what repeats " * 500_000
+    longer = zstandard.ZstdCompressor().compress(bytes(100_000))
+    with pytest.raises(DamagedStoreError):
+        decode(_ref_to(longer, 70_000), longer)

@@ -140,6 +140,7 @@ def test_fields_that_no_document_has_are_damage() -> None:
         _envelope("ref", body={**ref, "manifest": "x"}),
         _envelope("ref", body={**ref, "variant": "../../etc"}),
         _envelope("ref", body={**ref, "committed_at": "yesterday"}),
+        _envelope("ref", body={**ref, "committed_at": "2026-01-02T03:04:05"}),
         _envelope("ref", body=[ref]),
         _envelope("ref", body=None),
         {"kind": "ref", "schema": SCHEMA},

@@ -139,6 +139,19 @@ def test_move_takes_an_object_away_once(filesystem: StoreFilesystem) -> None:
     assert list(filesystem.names("")) == ["c/d/e"]
 
 
+def test_nothing_is_lost_if_a_move_finds_its_destination_taken(in_memory: Callable[[], StoreFilesystem]) -> None:
+    """Which a local disk's does not look for: the paths are made up by the caller."""
+    filesystem = in_memory()
+    filesystem.create("a", b"x")
+    filesystem.create("b", b"y")
+    with pytest.raises(FileExistsError):
+        filesystem.move("a", "b")
+    assert [filesystem.read(path) for path in ("a", "b")] == [b"x", b"y"]
+    filesystem.create("c", b"x")  # by a try whose answer was lost
+    assert filesystem.move("a", "c")
+    assert list(filesystem.names("")) == ["b", "c"]
+
+
 def test_delete_may_be_repeated(filesystem: StoreFilesystem) -> None:
     filesystem.create("a/b", b"x")
     for _ in range(2):
