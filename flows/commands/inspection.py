@@ -1,0 +1,117 @@
+"""Commands that look at a store and change nothing: status, show, explain, log, verify."""
+
+import click
+
+from graphkiln.flows.commands.common import (
+    err,
+    errors_as_json,
+    json_option,
+    jsonable,
+    name_of,
+    open_named_store,
+    out,
+    print_json,
+    store_options,
+    target_option,
+    variant_option,
+)
+from graphkiln.flows.console import print_explanation, print_graphs, print_variants, print_verification
+from graphkiln.flows.inspection import compiler_log, explain, variants_of
+from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.verify import verify_store
+
+
+@click.command("status")
+@click.argument("network", required=False)
+@target_option
+@store_options
+@json_option
+def status_command(
+    network: str | None, target: str | None, store: str | None, options: tuple[str, ...], as_json: bool
+) -> int:
+    """List what the store holds: every variant of NETWORK, or of all networks."""
+    with errors_as_json(as_json):
+        opened = open_named_store(store, options)
+        if target is not None and network is None:
+            raise BadInputError("--target needs a NETWORK", reason="bad-option")
+        variants = variants_of(opened, name_of(network) if network else None, target)
+    if as_json:
+        print_json({"store": opened.url, "variants": jsonable(variants)})
+    elif variants:
+        print_variants(out, variants)
+    else:
+        out.print(f"the store {opened.url} is empty", highlight=False, soft_wrap=True)
+    return DamagedStoreError.exit_code if any(variant.damage for variant in variants) else 0
+
+
+@click.command("show")
+@click.argument("network")
+@target_option
+@variant_option
+@store_options
+@json_option
+def show_command(
+    network: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...], as_json: bool
+) -> int:
+    """Show the kernel graphs of every variant of NETWORK, a name or a spec."""
+    with errors_as_json(as_json):
+        opened = open_named_store(store, options)
+        variants = variants_of(opened, name_of(network), target, variant)
+    if as_json:
+        print_json({"store": opened.url, "variants": jsonable(variants)})
+    else:
+        for item in variants:
+            print_graphs(out, item)
+            out.print()
+    return DamagedStoreError.exit_code if any(item.damage for item in variants) else 0
+
+
+@click.command("verify")
+@store_options
+@json_option
+def verify_command(store: str | None, options: tuple[str, ...], as_json: bool) -> int:
+    """Read every object of the store and check every digest. Changes nothing."""
+    with errors_as_json(as_json):
+        opened = open_named_store(store, options, checked=False)
+        found = verify_store(opened)
+    if as_json:
+        print_json({"store": opened.url, "damaged": found.damaged, **jsonable(found)})
+    else:
+        print_verification(out, found, opened.url)
+    return DamagedStoreError.exit_code if found.damaged else 0
+
+
+@click.command("explain")
+@click.argument("network")
+@target_option
+@store_options
+@json_option
+def explain_command(
+    network: str, target: str | None, store: str | None, options: tuple[str, ...], as_json: bool
+) -> int:
+    """Say why each kernel graph of NETWORK was a hit or a miss: what its key has that the plan before had not."""
+    with errors_as_json(as_json):
+        found = explain(open_named_store(store, options), name_of(network), target)
+    if as_json:
+        print_json(jsonable(found))
+    else:
+        print_explanation(out, found)
+    return 0
+
+
+@click.command("log")
+@click.argument("network")
+@click.argument("graph")
+@target_option
+@variant_option
+@store_options
+def log_command(
+    network: str, graph: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...]
+) -> int:
+    """Print what the compiler said of one kernel GRAPH of NETWORK: of its failure, or of its success."""
+    log = compiler_log(open_named_store(store, options), name_of(network), graph, target, variant)
+    if log:
+        print(log)
+    else:
+        err.print(f"the compiler printed nothing for {graph}", markup=False, highlight=False)
+    return 0
