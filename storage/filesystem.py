@@ -1,25 +1,40 @@
-"""The small contract that a store asks of a file system, and how a URL becomes one.
+"""The small contract that a store asks of a file system.
 
 Paths are relative to the store's root, with ``/`` between their parts. Everything above this contract works
 the same on a local disk, in memory and on an object store.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+import abc
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from graphkiln.storage.errors import BadInputError
-from graphkiln.storage.local import LocalFilesystem
-
-# A scheme of at least two letters, so that it is no drive, and without the // that would make it a URL's.
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!/{2}|:)")
+from graphkiln.storage.errors import DamagedStoreError
 
 
-class StoreFilesystem(Protocol):
-    """What a store needs. Every method may raise `OSError` for faults of the medium."""
+class Entry(NamedTuple):
+    """One object of a listing.
+
+    Attributes:
+        path: the object.
+        size: number of its bytes.
+        modified: when it was written, in seconds since the epoch, on the clock of the medium.
+    """
+
+    path: str
+    size: int
+    modified: float
+
+
+class StoreFilesystem(abc.ABC):
+    """What a store needs. Every method may raise `OSError` for faults of the medium.
+
+    Those that take many objects do what they would do one by one; a file system that can do better says how.
+    """
 
     url: str
 
+    @abc.abstractmethod
     def read(self, path: str) -> bytes:
         """Return the whole object.
 
@@ -29,6 +44,7 @@ class StoreFilesystem(Protocol):
                 it away makes room for an object.
         """
 
+    @abc.abstractmethod
     def create(self, path: str, data: bytes) -> bool:
         """Write an object that does not exist yet, whole or not at all.
 
@@ -36,6 +52,7 @@ class StoreFilesystem(Protocol):
             False if there is one already, which stays as it is.
         """
 
+    @abc.abstractmethod
     def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
         """Durably write an object, whole or not at all, if it still holds `expected` (None: if there is none).
 
@@ -44,6 +61,7 @@ class StoreFilesystem(Protocol):
             one may be told that it wrote them.
         """
 
+    @abc.abstractmethod
     def remove(self, path: str, *, expected: bytes) -> bool:
         """Delete an object if it still holds `expected`.
 
@@ -51,6 +69,7 @@ class StoreFilesystem(Protocol):
             False if it holds something else, or is gone.
         """
 
+    @abc.abstractmethod
     def move(self, source: str, destination: str) -> bool:
         """Move an object, or whatever stands in the place of one, to a path that nobody else has ever used.
 
@@ -60,6 +79,7 @@ class StoreFilesystem(Protocol):
             False if there is no object at `source` (any more).
         """
 
+    @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Delete an object; it is no error if there is none.
 
@@ -67,44 +87,34 @@ class StoreFilesystem(Protocol):
             DamagedStoreError: something else is in its place, such as a folder.
         """
 
+    @abc.abstractmethod
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """Iterate over all objects below `folder`, in the order of their paths; there may be none."""
+
     def names(self, folder: str) -> Iterator[str]:
         """Iterate over the paths of all objects below `folder`, in order; there may be none."""
+        return (entry.path for entry in self.entries(folder))
 
+    def read_many(self, paths: Sequence[str]) -> list[bytes | OSError | DamagedStoreError]:
+        """Return for each path the whole object, or what `read` would raise."""
+        return [self._try_read(path) for path in paths]
+
+    def create_many(self, objects: Sequence[tuple[str, bytes]]) -> list[bool]:
+        """Write objects of different paths, each as `create` does, and return what it would return of each."""
+        return [self.create(path, data) for path, data in objects]
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete objects; it is no error if one is not there, or if something else is in its place."""
+        for path in paths:
+            with contextlib.suppress(DamagedStoreError):
+                self.delete(path)
+
+    def _try_read(self, path: str) -> bytes | OSError | DamagedStoreError:
+        try:
+            return self.read(path)
+        except (OSError, DamagedStoreError) as error:
+            return error
+
+    @abc.abstractmethod
     def sync(self, paths: Iterable[str]) -> None:
         """Return once the objects at `paths` would survive a loss of power."""
-
-
-def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> StoreFilesystem:
-    """Return the file system for a store's URL, without touching it.
-
-    Args:
-        url: a local path, or any URL that fsspec knows (``s3://bucket/prefix``, ``memory://name``).
-        options: what fsspec passes to the file system, such as an endpoint.
-
-    Raises:
-        BadInputError: fsspec does not know the protocol, its package is not installed, or an option is wrong.
-        StoreUnavailableError: a server that has to be connected to at once does not answer.
-    """
-    scheme, separator, rest = url.partition("://")
-    local = not separator or scheme in ("file", "local")
-    if not separator and _SCHEME.match(url):
-        scheme, _, rest = url.partition(":")
-        form = f"{scheme}://{rest if scheme in ('file', 'local') else rest.lstrip('/')}"
-        raise BadInputError(
-            f"the store {url} is neither a path nor a URL: did you mean {form}, or the path ./{url}?",
-            reason="store-url",
-        )
-    if local and options:
-        raise BadInputError(
-            f"the store {url} is local, and takes no options: {', '.join(options)}", reason="storage-option"
-        )
-    if local:
-        return LocalFilesystem(rest if separator else url)
-    # fsspec costs more to import than a whole warm start from a local store.
-    if scheme in ("s3", "s3a"):
-        from graphkiln.storage.s3 import S3Filesystem
-
-        return S3Filesystem(url, options or {})
-    from graphkiln.storage.remote import RemoteFilesystem
-
-    return RemoteFilesystem(url, options or {})

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
 TEMPORARY_PREFIX = ".tmp-"
 
 
-class LocalFilesystem:
-    """Implements `graphkiln.storage.filesystem.StoreFilesystem`."""
+class LocalFilesystem(StoreFilesystem):
+    """A folder."""
 
     def __init__(self, root: str | Path) -> None:
         try:
@@ -115,10 +116,14 @@ class LocalFilesystem:
         except IsADirectoryError as error:
             raise _no_file() from error
 
-    def names(self, folder: str) -> Iterator[str]:
+    def entries(self, folder: str) -> Iterator[Entry]:
         """Iterate over objects, temporaries of other writers included; see the contract."""
-        for path in _files_below(self._root / folder):
-            yield Path(path).relative_to(self._root).as_posix()
+        for found in _files_below(self._root / folder):
+            try:
+                status = found.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # somebody has taken it away meanwhile
+            yield Entry(Path(found.path).relative_to(self._root).as_posix(), status.st_size, status.st_mtime)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Flush files and their folders to the disk; see the contract."""
@@ -160,7 +165,7 @@ def _locked(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _files_below(folder: str | Path) -> Iterator[str]:
+def _files_below(folder: str | Path) -> Iterator["os.DirEntry[str]"]:
     # os.walk says nothing of a folder that it cannot read, and whoever asks would take it for empty.
     try:
         with os.scandir(folder) as found:
@@ -171,7 +176,7 @@ def _files_below(folder: str | Path) -> Iterator[str]:
         if path.endswith("/"):
             yield from _files_below(path)
         else:
-            yield entry.path
+            yield entry
 
 
 def _no_file() -> DamagedStoreError:

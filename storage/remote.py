@@ -9,18 +9,22 @@ import contextlib
 import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import fsspec
 
 from graphkiln.storage.errors import BadInputError, StoreUnavailableError
+from graphkiln.storage.filesystem import Entry, StoreFilesystem
+
+_MODIFIED = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 # What stands between a colon and the last "@" of a URL's host part.
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):([^/]*)@")
 
 
-class RemoteFilesystem:
-    """Implements `graphkiln.storage.filesystem.StoreFilesystem`.
+class RemoteFilesystem(StoreFilesystem):
+    """A folder of any file system that fsspec knows.
 
     Attributes:
         url: the URL without a password, for messages.
@@ -101,14 +105,14 @@ class RemoteFilesystem:
         with self._faults(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(path))
 
-    def names(self, folder: str) -> Iterator[str]:
+    def entries(self, folder: str) -> Iterator[Entry]:
         """Iterate over objects; see the contract."""
         prefix = f"{self._root}/"
         with self._faults():
-            found = sorted(self._fs.find(self._path(folder)))
-        for name in found:
+            found = self._fs.find(self._path(folder), detail=True)
+        for name, facts in sorted(found.items()):
             if name.startswith(prefix):  # some servers list the folder itself
-                yield name.removeprefix(prefix)
+                yield Entry(name.removeprefix(prefix), facts["size"], _modified(facts))
 
     def sync(self, paths: Iterable[str]) -> None:
         """Do nothing: an object store answers a write once it is durable."""
@@ -135,3 +139,15 @@ class RemoteFilesystem:
         for password in self._passwords:
             text = text.replace(password, "***")
         return text
+
+
+def _modified(facts: Mapping[str, Any]) -> float:
+    """Return when an object was written. Each file system behind fsspec has a name of its own for it."""
+    found = next((facts[name] for name in _MODIFIED if facts.get(name)), None)
+    if isinstance(found, str):
+        found = datetime.fromisoformat(found)
+    if isinstance(found, datetime):
+        return found.timestamp()
+    if isinstance(found, int | float):
+        return float(found)
+    raise OSError(errno.ENOTSUP, "the file system does not tell when an object was written", facts.get("name"))

@@ -21,7 +21,7 @@ _MISSING = ("NoSuchKey", "404", "NotFound")
 
 
 class S3Filesystem(RemoteFilesystem):
-    """Implements `graphkiln.storage.filesystem.StoreFilesystem`."""
+    """A prefix of a bucket."""
 
     def create(self, path: str, data: bytes) -> bool:
         """Put with ``If-None-Match: *``; see the contract."""

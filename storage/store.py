@@ -11,9 +11,9 @@ from graphkiln.storage import layout
 from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
-from graphkiln.storage.filesystem import open_filesystem
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
+from graphkiln.storage.locations import open_filesystem
 from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
 from graphkiln.storage.records import (
     ActionResult,

@@ -5,7 +5,7 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
-from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
 Answer = TypeVar("Answer")
 
@@ -14,12 +14,18 @@ WRITES: Final = ("create", "replace", "remove", "move", "delete", "sync")
 FAULTS: Final = ("killed before", "killed after", *ERRORS, "reply lost")
 
 
-class DictFilesystem:
-    """The least that a store can be on, and the fastest: for tests that make hundreds of stores."""
+class DictFilesystem(StoreFilesystem):
+    """The least that a store can be on, and the fastest: for tests that make hundreds of stores.
+
+    Attributes:
+        objects: what is stored.
+        modified: when it was written, of those of which a test says so; the others are as old as can be.
+    """
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.url = "dict"
         self.objects = dict(objects)
+        self.modified: dict[str, float] = {}
 
     def read(self, path: str) -> bytes:
         try:
@@ -51,8 +57,10 @@ class DictFilesystem:
     def delete(self, path: str) -> None:
         self.objects.pop(path, None)
 
-    def names(self, folder: str) -> Iterator[str]:
-        return iter(sorted(path for path in self.objects if not folder or path.startswith(f"{folder}/")))
+    def entries(self, folder: str) -> Iterator[Entry]:
+        for path, data in sorted(self.objects.items()):
+            if not folder or path.startswith(f"{folder}/"):
+                yield Entry(path, len(data), self.modified.get(path, 0.0))
 
     def sync(self, paths: Iterable[str]) -> None:
         pass
@@ -62,7 +70,7 @@ class KilledError(BaseException):
     """The process ends here: nothing that handles ordinary errors may see it."""
 
 
-class FaultyFilesystem:
+class FaultyFilesystem(StoreFilesystem):
     """Passes everything on, and fails at the operation number `at`, counted from 0.
 
     Attributes:
@@ -92,8 +100,8 @@ class FaultyFilesystem:
     def delete(self, path: str) -> None:
         self._do("delete", path, lambda: self._inner.delete(path))
 
-    def names(self, folder: str) -> Iterator[str]:
-        return self._do("names", folder, lambda: self._inner.names(folder))
+    def entries(self, folder: str) -> Iterator[Entry]:
+        return self._do("entries", folder, lambda: self._inner.entries(folder))
 
     def sync(self, paths: Iterable[str]) -> None:
         self._do("sync", "", lambda: self._inner.sync(paths))

@@ -41,7 +41,7 @@ VARIANT = compile_toy(Store(DictFilesystem({}))).variant
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_any_operation_of_a_first_run(fault: str) -> None:
     operations = _operations(DictFilesystem({}))
-    assert {operation for operation, _ in operations} >= {"read", "create", "replace", "delete", "names", "sync"}
+    assert {operation for operation, _ in operations} >= {"read", "create", "replace", "delete", "entries", "sync"}
     for at, operation in enumerate(operations):
         filesystem = DictFilesystem({})
         _run_with_fault(filesystem, at, fault)

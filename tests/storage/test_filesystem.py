@@ -18,8 +18,9 @@ from graphkiln.storage import layout, store
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, GraphKilnError, StoreUnavailableError
-from graphkiln.storage.filesystem import StoreFilesystem, open_filesystem
+from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
+from graphkiln.storage.locations import open_filesystem
 from graphkiln.storage.remote import RemoteFilesystem
 from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store, open_for_writing, open_store

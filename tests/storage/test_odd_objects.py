@@ -11,9 +11,10 @@ import pytest
 from graphkiln.storage import layout
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
-from graphkiln.storage.filesystem import StoreFilesystem, open_filesystem
+from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.leases import LeaseRecord, Leases, Observation
 from graphkiln.storage.local import LocalFilesystem
+from graphkiln.storage.locations import open_filesystem
 from graphkiln.storage.objects import CREATE_TRIES
 from graphkiln.storage.remote import RemoteFilesystem
 from graphkiln.storage.store import Store, default_url, open_for_writing

@@ -454,14 +454,14 @@ class Rival:
 def test_a_lost_race_for_a_ref_is_run_again(filesystem: StoreFilesystem) -> None:
     rival = Rival(filesystem, races=3)
     plan = plan_of({})
-    Store(rival).write_ref(ref_of(plan, OTHER))
+    Store(rival).write_ref(ref_of(plan, OTHER))  # type: ignore[arg-type]
     assert rival.races == 0
     assert Store(filesystem).read_ref("toy", "host", plan.variant) == ref_of(plan, OTHER)
 
 
 def test_a_race_that_is_never_won_ends_with_an_error(filesystem: StoreFilesystem) -> None:
     with pytest.raises(StoreUnavailableError) as caught:
-        Store(Rival(filesystem, races=10_000)).write_ref(ref_of(plan_of({}), OTHER))
+        Store(Rival(filesystem, races=10_000)).write_ref(ref_of(plan_of({}), OTHER))  # type: ignore[arg-type]
     assert (caught.value.reason, caught.value.retryable) == ("contended", True)
 
 

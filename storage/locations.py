@@ -1,0 +1,48 @@
+"""How the URL of a store becomes a file system."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from graphkiln.storage.errors import BadInputError
+from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.local import LocalFilesystem
+
+# A scheme of at least two letters, so that it is no drive, and without the // that would make it a URL's.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!/{2}|:)")
+
+
+def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> StoreFilesystem:
+    """Return the file system for a store's URL, without touching it.
+
+    Args:
+        url: a local path, or any URL that fsspec knows (``s3://bucket/prefix``, ``memory://name``).
+        options: what fsspec passes to the file system, such as an endpoint.
+
+    Raises:
+        BadInputError: fsspec does not know the protocol, its package is not installed, or an option is wrong.
+        StoreUnavailableError: a server that has to be connected to at once does not answer.
+    """
+    scheme, separator, rest = url.partition("://")
+    local = not separator or scheme in ("file", "local")
+    if not separator and _SCHEME.match(url):
+        scheme, _, rest = url.partition(":")
+        form = f"{scheme}://{rest if scheme in ('file', 'local') else rest.lstrip('/')}"
+        raise BadInputError(
+            f"the store {url} is neither a path nor a URL: did you mean {form}, or the path ./{url}?",
+            reason="store-url",
+        )
+    if local and options:
+        raise BadInputError(
+            f"the store {url} is local, and takes no options: {', '.join(options)}", reason="storage-option"
+        )
+    if local:
+        return LocalFilesystem(rest if separator else url)
+    # fsspec costs more to import than a whole warm start from a local store.
+    if scheme in ("s3", "s3a"):
+        from graphkiln.storage.s3 import S3Filesystem
+
+        return S3Filesystem(url, options or {})
+    from graphkiln.storage.remote import RemoteFilesystem
+
+    return RemoteFilesystem(url, options or {})
