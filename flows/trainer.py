@@ -63,6 +63,8 @@ def ensure(
             spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
         )
         _run(session, workers.jobs)
+        if session.committed is not None:
+            session.pin.leave(session.committed.manifest)
     error = session.report.error(session.resolved.target.backend)
     if error is not None:
         raise error

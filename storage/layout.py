@@ -7,7 +7,11 @@ from graphkiln.storage.errors import BadInputError
 
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
-QUARANTINE, LEASES = "quarantine", "leases"
+QUARANTINE, LEASES, PINS = "quarantine", "leases", "pins"
+# Of runs that are at work or have just ended; of people; of variants that were just removed.
+RUN_PINS, KEPT_PINS, REMOVED_PINS = f"{PINS}/runs", f"{PINS}/kept", f"{PINS}/removed"
+# Says that a collector is deleting right now.
+SWEEP = "collection/sweep"
 # A store with any object there has been written to.
 IN_USE = (REFS, PLANS, ACTIONS, BLOBS)
 
@@ -68,3 +72,9 @@ def by_target(folder: str, network: str, target: str) -> str:
         BadInputError: a name is not valid.
     """
     return f"{folder}/{check_name('network', network)}/{check_name('target', target)}"
+
+
+def digest_of(path: str) -> Digest | None:
+    """Return the digest that names the object at a path, or None if none does."""
+    name = path.rpartition("/")[2]
+    return Digest(name) if is_digest(name) else None

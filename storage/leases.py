@@ -19,9 +19,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from graphkiln.storage import layout
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import DamagedStoreError, GraphKilnError
+from graphkiln.storage.periodic import Periodic
 from graphkiln.storage.store import Store
 
 TIME_TO_LIVE_SECONDS = 30.0
@@ -87,8 +89,7 @@ class Leases:
         self._monotonic = monotonic
         self._held: dict[Digest, bytes] = {}
         self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._renewer: threading.Thread | None = None
+        self._renewing = Periodic(seconds / _RENEWALS_PER_LIFE, self.renew, "graphkiln-leases")
 
     def __enter__(self) -> "Leases":
         return self
@@ -106,16 +107,16 @@ class Leases:
         Returns:
             The lease, which is renewed until `release`; or what is seen of another's lease.
         """
-        wanted = LeaseRecord(key, secrets.token_hex(16), _owner(), secrets.token_hex(8), self._seconds)
+        wanted = LeaseRecord(key, secrets.token_hex(16), this_process(), secrets.token_hex(8), self._seconds)
         content = seal("lease", wanted)
-        if self._store.create_lease(key, content):
+        if self._store.create(_path(key), content):
             return self._hold(wanted, content)
-        current = self._store.read_lease(key)
+        current = self._store.peek(_path(key))
         if current is None:  # released between the two requests: the next try will tell
             return seen or Observation(b"", self._monotonic(), None)
         if seen is None or seen.content != current:
             return Observation(current, self._monotonic(), _record_of(current))
-        if seen.expired(self._monotonic()) and self._store.replace_lease(key, content, expected=current):
+        if seen.expired(self._monotonic()) and self._store.swap(_path(key), content, expected=current):
             _log.warning("took over the compile of %s from %s, which has not renewed its lease", key[:12], seen.owner)
             return self._hold(wanted, content)
         return seen
@@ -125,7 +126,7 @@ class Leases:
         with self._lock:
             content = self._held.pop(lease.key, None)
         if content is not None:
-            self._store.remove_lease(lease.key, expected=content)
+            self._store.remove(_path(lease.key), expected=content)
 
     @contextlib.contextmanager
     def holding(self, lease: LeaseRecord) -> Iterator[None]:
@@ -137,9 +138,7 @@ class Leases:
 
     def close(self) -> None:
         """Stop renewing. Leases that are still held expire."""
-        self._closing.set()
-        if self._renewer is not None:
-            self._renewer.join()
+        self._renewing.close()
 
     def renew(self) -> None:
         """Rewrite every lease that is held; one that was taken over is given up."""
@@ -150,7 +149,7 @@ class Leases:
     def _renew_one(self, key: Digest, content: bytes) -> None:
         renewed = seal("lease", msgspec.structs.replace(_record(content), nonce=secrets.token_hex(8)))
         try:
-            kept = self._store.replace_lease(key, renewed, expected=content)
+            kept = self._store.swap(_path(key), renewed, expected=content)
         except GraphKilnError as error:
             _log.warning("the lease of %s could not be renewed: %s", key[:12], error)
             return  # the next renewal tries again
@@ -162,17 +161,16 @@ class Leases:
     def _hold(self, lease: LeaseRecord, content: bytes) -> LeaseRecord:
         with self._lock:
             self._held[lease.key] = content
-            if self._renewer is None:
-                self._renewer = threading.Thread(target=self._keep_renewing, name="graphkiln-leases", daemon=True)
-                self._renewer.start()
+            self._renewing.start()
         return lease
 
-    def _keep_renewing(self) -> None:
-        while not self._closing.wait(self._seconds / _RENEWALS_PER_LIFE):
-            self.renew()
+
+def _path(key: Digest) -> str:
+    return layout.by_digest(layout.LEASES, key)
 
 
-def _owner() -> str:
+def this_process() -> str:
+    """Return who this is, for messages."""
     return f"process {os.getpid()} on {platform.node()}"
 
 

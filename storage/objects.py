@@ -9,7 +9,7 @@ import contextlib
 import errno
 import logging
 import secrets
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import Body, seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
-from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.filesystem import Entry, StoreFilesystem
 from graphkiln.storage.records import QuarantineNote
 
 # A writer that loses this many compare-and-set races in a row is not racing, but broken.
@@ -79,6 +79,46 @@ class ObjectStore:
         with self._medium(path, absence_is_a_fault=False), self._about(path, "an object"):
             return self._fs.read(path)
 
+    def peek(self, path: str) -> bytes | None:
+        """Return the stored bytes of an object, unchecked, or None. What is no file is set aside."""
+        try:
+            return self.mend(lambda: self.read_raw(path))
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Store an object unless there is one; tell whether it was stored."""
+        with self._medium(path):
+            return self._fs.create(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Store an object in place of whatever is there."""
+        self._replace(path, data)
+
+    def swap(self, path: str, data: bytes, *, expected: bytes) -> bool:
+        """Store an object if it is still `expected`; tell whether it was stored."""
+        with self._medium(path):
+            return self._fs.replace(path, data, expected=expected)
+
+    def remove(self, path: str, *, expected: bytes) -> bool:
+        """Delete an object if it is still `expected`; tell whether it was deleted."""
+        with self._medium(path):
+            return self._fs.remove(path, expected=expected)
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """Iterate over all objects below a folder, temporaries of killed writers included."""
+        with self._medium(folder):
+            yield from self._fs.entries(folder)
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete objects that nobody needs."""
+        with self._medium(paths[0] if paths else ""):
+            self._fs.delete_many(paths)
+
+    def now(self) -> datetime:
+        """Return the time, with a time zone."""
+        return self._now()
+
     def sync(self, paths: list[str]) -> None:
         """Return once the objects at `paths` would survive a loss of power.
 
@@ -99,10 +139,14 @@ class ObjectStore:
             StoreUnavailableError: the medium fails, or what is written is damaged again and again.
         """
         ref, stored = encode(content)
+        self.put_encoded(ref, stored, known=known)
+        return ref
+
+    def put_encoded(self, ref: BlobRef, stored: bytes, *, known: Container[Digest] = ()) -> None:
+        """Store a content that has been encoded already, as `put_blob` does."""
         path = layout.by_digest(layout.BLOBS, ref.digest)
         if self._create_or_mend(path, stored, lambda: self.get_blob(ref, "a blob")) and ref.digest in known:
             _log.warning("%s/%s was missing: it has been written again", self.url, path)
-        return ref
 
     def get_blob(self, ref: BlobRef, what: str) -> bytes:
         """Return the content of a blob, once every digest matched.

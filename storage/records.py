@@ -108,11 +108,13 @@ class PlanDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plan: the plan.
         created_at: when it was written, with a time zone.
         previous: the plan document that this one replaced.
+        used_at: when a run last found it unchanged, to the day; None if that was never long after it was written.
     """
 
     plan: Plan
     created_at: Moment
     previous: BlobRef | None
+    used_at: Moment | None = None
 
 
 class CompileStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +184,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     artifacts: dict[str, dict[str, BlobRef]]
 
 
+class Superseded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A manifest that a ref named before.
+
+    Attributes:
+        manifest: its digest.
+        at: when another one took its place, with a time zone.
+    """
+
+    manifest: Digest
+    at: Moment
+
+
 class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The commit point of one variant.
 
@@ -191,6 +205,7 @@ class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         variant: the variant.
         manifest: digest of the manifest's stored bytes.
         committed_at: when the ref was moved there, with a time zone.
+        superseded: what it named before, newest first: a trainer may still be loading it. Only the last few are kept.
     """
 
     network: str
@@ -198,6 +213,47 @@ class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variant: Digest
     manifest: Digest
     committed_at: Moment
+    superseded: tuple[Superseded, ...] = ()
+
+
+class PinRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What collection must keep, besides what refs and plans name.
+
+    Attributes:
+        network: the network that it is about; empty if it is about none, as for the others of this triple.
+        target: the target.
+        variant: the variant. Its ref and its plan are kept as well, whatever they name.
+        reason: for whom or what, for messages.
+        created_at: when it was written, with a time zone.
+        expires_at: when it ends to hold, with a time zone; None if it holds until it is taken away.
+        manifests: manifests to keep with all that they name.
+        actions: action results to keep with all that they name.
+        blobs: blobs to keep.
+    """
+
+    network: str
+    target: str
+    variant: str
+    reason: str
+    created_at: Moment
+    expires_at: Moment | None
+    manifests: tuple[Digest, ...] = ()
+    actions: tuple[Digest, ...] = ()
+    blobs: tuple[Digest, ...] = ()
+
+
+class SweepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A collector is deleting right now what was not pinned before it wrote this.
+
+    Attributes:
+        owner: host and process, for messages.
+        nonce: another one for each batch.
+        seconds: the collector deletes nothing later than this after it wrote this.
+    """
+
+    owner: str
+    nonce: str
+    seconds: float
 
 
 class QuarantineNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

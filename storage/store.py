@@ -19,6 +19,7 @@ from graphkiln.storage.records import (
     ActionResult,
     FailureRecord,
     Manifest,
+    PinRecord,
     PlanDocument,
     RefRecord,
     StoreFormat,
@@ -185,32 +186,15 @@ class Store(ObjectStore):
         """Forget how an action failed, because it has succeeded."""
         self._drop(layout.by_digest(layout.FAILURES, key), "failure record")
 
-    # ------------------------------------------------------------------ leases
+    # ------------------------------------------------------------------ pins
 
-    def create_lease(self, key: Digest, content: bytes) -> bool:
-        """Store the lease of an action unless there is one; tell whether it was stored."""
-        path = layout.by_digest(layout.LEASES, key)
-        with self._medium(path):
-            return self._fs.create(path, content)
+    def read_pin(self, path: str) -> PinRecord | None:
+        """Return a pin, or None."""
+        return self._read_document(path, "pin", PinRecord)
 
-    def read_lease(self, key: Digest) -> bytes | None:
-        """Return the lease of an action as it is stored, or None. What is no file is set aside."""
-        try:
-            return self.mend(lambda: self.read_raw(layout.by_digest(layout.LEASES, key)))
-        except FileNotFoundError:
-            return None
-
-    def replace_lease(self, key: Digest, content: bytes, *, expected: bytes) -> bool:
-        """Store the lease of an action if it is still `expected`; tell whether it was stored."""
-        path = layout.by_digest(layout.LEASES, key)
-        with self._medium(path):
-            return self._fs.replace(path, content, expected=expected)
-
-    def remove_lease(self, key: Digest, *, expected: bytes) -> None:
-        """Delete the lease of an action if it is still `expected`."""
-        path = layout.by_digest(layout.LEASES, key)
-        with self._medium(path):
-            self._fs.remove(path, expected=expected)
+    def write_pin(self, path: str, pin: PinRecord) -> None:
+        """Store a pin in place of the one that is there."""
+        self._replace(path, seal("pin", pin))
 
     # ------------------------------------------------------------------ plans, manifests, refs
 
@@ -281,6 +265,17 @@ class Store(ObjectStore):
         """Durably move the commit point of a variant. Its manifest must be durable already."""
         path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)
         self._replace(path, seal("ref", ref))
+
+    def remove_variant(self, folder: str, variant: VariantName) -> bool:
+        """Delete the plan or the ref of a variant, unless somebody changes it meanwhile; tell whether it was there.
+
+        Args:
+            folder: `layout.PLANS` or `layout.REFS`.
+            variant: network, target and variant.
+        """
+        path = layout.by_variant(folder, *variant)
+        content = self.peek(path)
+        return content is not None and self.remove(path, expected=content)
 
     def variants(self, folder: str, network: str | None = None, target: str | None = None) -> list[VariantName]:
         """Return (network, target, variant) of every plan or ref.

@@ -12,6 +12,7 @@ from graphkiln.storage.digests import Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import unseal
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.local import TEMPORARY_PREFIX
+from graphkiln.storage.pins import is_pin_path
 from graphkiln.storage.records import Plan, QuarantineNote
 from graphkiln.storage.results import manifest_of, missing_from
 from graphkiln.storage.store import Store
@@ -99,7 +100,9 @@ class _Verifier:
             (self._look_at_plan if folder == layout.PLANS else self._look_at_ref)(network, target, name)
         elif folder in _BY_DIGEST and is_digest(name) and path == layout.by_digest(folder, name):
             _BY_DIGEST[folder](self, name)
-        elif path != layout.FORMAT:
+        elif is_pin_path(path):
+            self._look_at_pin(path)
+        elif path not in (layout.FORMAT, layout.SWEEP):
             self._note(path, "leftover", "not an object of a store")
 
     def _look_at_blob(self, name: Digest) -> None:
@@ -124,6 +127,14 @@ class _Verifier:
         if document is not None:
             self._payloads(document.plan)
             self._blobs([document.previous] if document.previous else [], f"the plan before {document.plan.title()}")
+
+    def _look_at_pin(self, path: str) -> None:
+        try:
+            self._store.read_pin(path)
+        except DamagedStoreError as error:
+            # Those of runs expire by themselves; nobody makes another one again that a person made.
+            kept = path.startswith(f"{layout.KEPT_PINS}/")
+            self._note(path, "damage" if kept else "leftover", str(error))
 
     def _look_at_manifest(self, digest: Digest) -> None:
         manifest = self._check(lambda: self._store.read_manifest(digest))

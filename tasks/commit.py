@@ -6,16 +6,20 @@ written, and last the ref that makes it visible.
 
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import timedelta
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import CompileFailedError
-from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
+from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord, Superseded
 from graphkiln.storage.results import usable_result
 from graphkiln.storage.store import Store
 from graphkiln.tasks.outcome import GraphOutcome
+
+# What a ref named before is only of use to trainers that are still loading it.
+_SUPERSEDED_LIFE = timedelta(days=30)
+_MOST_SUPERSEDED = 20
 
 _log = logging.getLogger("graphkiln")
 
@@ -72,12 +76,16 @@ def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> Ref
         _log.warning("%s/%s was missing, though its manifest was there: it is written again", store.url, path)
     if current is not None and current.manifest == manifest:
         return current
+    now = store.now()
+    before = (Superseded(current.manifest, now), *current.superseded) if current else ()
+    recent = [item for item in before if now - item.at < _SUPERSEDED_LIFE]
     ref = RefRecord(
         network=plan.network.name,
         target=plan.target.name,
         variant=plan.variant,
         manifest=manifest,
-        committed_at=datetime.now(UTC),
+        committed_at=now,
+        superseded=tuple(recent[:_MOST_SUPERSEDED]),
     )
     store.write_ref(ref)
     return ref

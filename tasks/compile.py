@@ -1,9 +1,12 @@
 """Stage 2: one kernel graph becomes an artifact, or a failure record."""
 
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from graphkiln.storage.blobs import BlobRef, encode
 from graphkiln.storage.errors import GraphKilnError, StoreUnavailableError
+from graphkiln.storage.pins import RunPin
 from graphkiln.storage.plans import parts_of
 from graphkiln.storage.records import ActionResult, CompileStats, FailureRecord, Plan, PlannedGraph
 from graphkiln.storage.results import usable_result
@@ -18,8 +21,10 @@ def cached_outcome(graph: PlannedGraph, store: Store) -> GraphOutcome | None:
     return None if result is None else outcome_of_result(graph, result, "cached")
 
 
-def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: ChildPool, lease: str) -> GraphOutcome:
-    """Compile one kernel graph in a child process and store what came of it.
+def compile_graph(
+    plan: Plan, graph: PlannedGraph, store: Store, children: ChildPool, *, lease: str, pin: RunPin
+) -> GraphOutcome:
+    """Compile one kernel graph in a child process and store what came of it, pinned before it is written.
 
     A failure is stored as a failure record, with the token of the lease, and returned as an outcome; it is not
     raised.
@@ -30,11 +35,11 @@ def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: Child
     try:
         payload = store.get_blob(graph.payload, f"the payload of {graph.name}")
         made = children.compile(plan.target.backend, _compile_job(plan, graph, payload))
-        result = _store_result(plan, graph, made, store)
+        result = _store_result(plan, graph, made, store, pin)
     except StoreUnavailableError:
         raise  # the kernel graph is not at fault
     except GraphKilnError as error:
-        _store_failure(plan, graph, error, store, lease)
+        _store_failure(plan, graph, error, store, lease, pin)
         return outcome_of_failure(graph, error)
     return outcome_of_result(graph, result, "compiled")
 
@@ -45,14 +50,17 @@ def _compile_job(plan: Plan, graph: PlannedGraph, payload: bytes) -> CompileJob:
     )
 
 
-def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, bytes]], store: Store) -> ActionResult:
-    outputs = {name: store.put_blob(content) for name, content in made.value.items()}
+def _store_result(
+    plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, bytes]], store: Store, pin: RunPin
+) -> ActionResult:
+    outputs = _put_pinned(list(made.value.values()), store, pin)
+    log = _put_pinned([made.log], store, pin)[0] if made.log else None
     result = store.write_action(
         ActionResult(
             key=graph.key,
             parts=parts_of(plan, graph),
-            outputs=outputs,
-            log=store.put_blob(made.log) if made.log else None,
+            outputs=dict(zip(made.value, outputs, strict=True)),
+            log=log,
             stats=_stats(made.seconds, made.peak_memory_bytes),
         )
     )
@@ -60,7 +68,18 @@ def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, b
     return result
 
 
-def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store, lease: str) -> None:
+def _put_pinned(contents: Sequence[bytes], store: Store, pin: RunPin) -> list[BlobRef]:
+    """Store some contents: pinned first, as one that was there before may be about to be collected."""
+    encoded = [encode(content) for content in contents]
+    pin.add(blobs=(ref.digest for ref, _ in encoded))
+    for ref, stored in encoded:
+        store.put_encoded(ref, stored)
+    return [ref for ref, _ in encoded]
+
+
+def _store_failure(
+    plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store, lease: str, pin: RunPin
+) -> None:
     log = error.log if isinstance(error, ChildFailedError | ChildBadInputError) else b""
     used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
     if error.reason == "interrupted":
@@ -74,7 +93,7 @@ def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store
                 reason=error.reason,
                 retryable=error.retryable,
                 message=str(error),
-                log=store.put_blob(log) if log else None,
+                log=_put_pinned([log], store, pin)[0] if log else None,
                 stats=_stats(*used),
                 lease=lease,
             )

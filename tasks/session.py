@@ -117,6 +117,7 @@ class CompileSession:
         self._progress = progress
         self._started = time.monotonic()
         self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
+        self.pin = workers.pin(store, (resolved.network.name, resolved.target.name, resolved.variant))
         self._known: dict[Digest, GraphOutcome] = {}
         self._report: Report | None = None
         self._planning = threading.Lock()
@@ -159,7 +160,7 @@ class CompileSession:
                 raise
             raise frontend_failure(self.resolved, error) from error
         self._warn_of_losses()
-        plan = store_plan(self.resolved, parsed, self.store)
+        plan = store_plan(self.resolved, parsed, self.store, self.pin)
         if self._progress:
             self._progress.planned(wanted_graphs(plan, self.ranks))
         return plan
@@ -254,7 +255,8 @@ class CompileSession:
         if self._progress:
             for graph in graphs:
                 self._progress.compiling(graph)
-        return compile_graph(self.plan, graphs[0], self.store, self._workers.compilers(self.resolved), lease)
+        compilers = self._workers.compilers(self.resolved)
+        return compile_graph(self.plan, graphs[0], self.store, compilers, lease=lease, pin=self.pin)
 
     def _tell_waiting(self, graphs: list[PlannedGraph], owner: str) -> None:
         if self._progress:

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.leases import Leases
-from graphkiln.storage.store import Store
+from graphkiln.storage.pins import RunPin
+from graphkiln.storage.store import Store, VariantName
 from graphkiln.tasks.contracts import KernelGraph
 from graphkiln.tasks.outcome import GraphOutcome
 from graphkiln.tasks.resolve import ResolvedNetwork
@@ -40,6 +41,7 @@ class Workers:
         self._slots = threading.BoundedSemaphore(self.jobs)
         self._leases: dict[tuple[str, float], Leases] = {}
         self.stopping = threading.Event()
+        self._pins: list[RunPin] = []
         self._lock = threading.Lock()
         self._pools: dict[tuple[object, ...], ChildPool] = {}
         self._actions: dict[Digest, Future[GraphOutcome]] = {}
@@ -85,18 +87,27 @@ class Workers:
                 self._leases[identity] = Leases(store, seconds=lease_seconds)
             return SingleFlight(store, self._leases[identity], self.stopping, lambda: self._slots)
 
+    def pin(self, store: Store, variant: VariantName) -> RunPin:
+        """Return what keeps a variant's objects from being collected until the run ends."""
+        pin = RunPin(store, variant)
+        with self._lock:
+            self._pins.append(pin)
+        return pin
+
     def close(self) -> None:
         """End all children and threads, whatever they are at."""
         self.stopping.set()
         with self._lock:
             pools = list(self._pools.values())
-            leases = list(self._leases.values())
+            leases, pins = list(self._leases.values()), list(self._pins)
         self._threads.shutdown(wait=False, cancel_futures=True)
         for pool in pools:
             pool.close()
         self._threads.shutdown(wait=True)
         for held in leases:
             held.close()
+        for pin in pins:
+            pin.close()
 
     def _pool(self, environment: dict[str, str], limits: Limits) -> ChildPool:
         identity = (tuple(sorted(environment.items())), limits)

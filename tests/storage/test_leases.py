@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from graphkiln.storage import layout
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.leases import LeaseRecord, Leases, Observation
 from graphkiln.storage.store import Store, open_for_writing
@@ -109,18 +110,18 @@ def test_an_owner_whose_lease_was_taken_over_neither_renews_nor_removes_it(store
     clock.now += SECONDS
     taken = observer.take(KEY, seen)
     assert isinstance(taken, LeaseRecord)
-    before = store.read_lease(KEY)
+    before = store.peek(layout.by_digest(layout.LEASES, KEY))
     owner.renew()
     owner.release(lost)
-    assert store.read_lease(KEY) == before
+    assert store.peek(layout.by_digest(layout.LEASES, KEY)) == before
     observer.release(taken)
-    assert store.read_lease(KEY) is None
+    assert store.peek(layout.by_digest(layout.LEASES, KEY)) is None
 
 
 def test_a_damaged_lease_is_taken_over_when_it_expires(store: Store) -> None:
     clock = Clock()
     observer = leases_of(store, clock)
-    assert store.create_lease(KEY, b"\xff{ no lease")
+    assert store.create(layout.by_digest(layout.LEASES, KEY), b"\xff{ no lease")
     seen = observer.take(KEY)
     assert isinstance(seen, Observation)
     assert seen.owner == "somebody"

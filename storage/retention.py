@@ -1,0 +1,90 @@
+"""Which variants a collection keeps: pure facts and a policy, no I/O."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from graphkiln.storage.store import VariantName
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection takes away. By default, only what no variant and no pin needs any more.
+
+    Attributes:
+        keep_last: of each network and target, keep only so many variants, those used last.
+        older_than: drop variants that no run has used for so long.
+        max_bytes: drop the variants that were used longest ago until the store holds at most so many bytes.
+        grace: keep what was written within this time, whoever may need it, and manifests that were replaced in it.
+    """
+
+    keep_last: int | None = None
+    older_than: timedelta | None = None
+    max_bytes: int | None = None
+    grace: timedelta = timedelta(days=1)
+
+
+class VariantFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy looks at.
+
+    Attributes:
+        name: network, target and variant.
+        used_at: when a run last compiled, committed or used it.
+        pinned: whether a pin holds it.
+        sizes: bytes of everything that it needs, by path.
+    """
+
+    name: VariantName
+    used_at: datetime
+    pinned: bool
+    sizes: Mapping[str, int]
+
+
+def dropped_variants(variants: Iterable[VariantFacts], policy: Policy, now: datetime, rest: int) -> list[VariantName]:
+    """Return the variants that the policy drops, those used longest ago first. Pinned ones are never dropped.
+
+    Args:
+        variants: all variants.
+        policy: what to drop.
+        now: the time.
+        rest: bytes that are kept whatever becomes of the variants.
+    """
+    newest_first = sorted(variants, key=lambda item: (item.used_at, item.name), reverse=True)
+    kept: list[VariantFacts] = []
+    dropped: list[VariantName] = []
+    seen: dict[tuple[str, str], int] = {}
+    for item in newest_first:
+        place = item.name[:2]
+        seen[place] = seen.get(place, 0) + 1
+        too_many = policy.keep_last is not None and seen[place] > policy.keep_last
+        too_old = policy.older_than is not None and item.used_at < now - policy.older_than
+        if (too_many or too_old) and not item.pinned:
+            dropped.append(item.name)
+        else:
+            kept.append(item)
+    dropped.reverse()
+    if policy.max_bytes is not None:
+        dropped += _over_size(kept, policy.max_bytes - rest)
+    return dropped
+
+
+def _over_size(newest_first: list[VariantFacts], most: int) -> list[VariantName]:
+    users: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for item in newest_first:
+        sizes.update(item.sizes)
+        for path in item.sizes:
+            users[path] = users.get(path, 0) + 1
+    total = sum(sizes.values())
+    dropped: list[VariantName] = []
+    for item in reversed(newest_first):
+        if total <= most:
+            break
+        if item.pinned:
+            continue
+        dropped.append(item.name)
+        for path in item.sizes:
+            users[path] -= 1
+            if not users[path]:
+                total -= sizes[path]
+    return dropped
