@@ -6,6 +6,7 @@ import sys
 import click
 
 import graphkiln
+from graphkiln.flows.commands.collection import gc_command, pin_command, rm_command, unpin_command
 from graphkiln.flows.commands.common import err, print_json_error, report_error
 from graphkiln.flows.commands.compilation import compile_command, server_lost
 from graphkiln.flows.commands.inspection import (
@@ -66,5 +67,9 @@ def cli() -> None:
     """Compile machine-learning networks for large clusters as explicit, content-addressed stages."""
 
 
-for command in (compile_command, status_command, show_command, explain_command, log_command, verify_command):
+_COMMANDS = (
+    *(compile_command, status_command, show_command, explain_command, log_command, verify_command),
+    *(gc_command, rm_command, pin_command, unpin_command),
+)
+for command in _COMMANDS:
     cli.add_command(command)

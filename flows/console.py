@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.table import Table
 
 from graphkiln.flows.inspection import Explanation, GraphStatus, VariantStatus
+from graphkiln.storage.collection import Collection
 from graphkiln.storage.keys import PartChange
 from graphkiln.storage.records import PlannedGraph
 from graphkiln.storage.verify import Verification
@@ -228,6 +229,22 @@ def print_verification(console: Console, found: Verification, url: str) -> None:
     damaged = sum(problem.severity == "damage" for problem in found.problems)
     verdict = f"{damaged} damaged: run the compile again to make them again" if damaged else "nothing is damaged"
     console.print(f"{url}: {found.objects} objects, {found.committed} committed variants; {verdict}", soft_wrap=True)
+
+
+def print_collection(console: Console, found: Collection, url: str) -> None:
+    """Print what a collection freed, network by network."""
+    would = "would be " if found.dry_run else ""
+    for network, target, variant in found.dropped:
+        line = f"{would}dropped: {network} for {target} (variant {variant[:_SHOWN_DIGITS]})"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if found.freed:
+        table = _table("network", "objects", "size")
+        for item in found.freed:
+            table.add_row(item.network or "(of no network)", str(item.objects), decimal(item.bytes))
+        console.print(table)
+    freed = f"{_count(sum(item.objects for item in found.freed), 'object')}, {decimal(found.freed_bytes)}"
+    kept = f"{_count(found.kept_objects, 'object')}, {decimal(found.kept_bytes)}"
+    console.print(f"{url}: {would}freed: {freed}; kept: {kept}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _change(change: PartChange) -> str:

@@ -1,6 +1,6 @@
 """What a store knows of its networks, as `status`, `show`, `explain` and `log` tell it. Nothing is changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -15,7 +15,7 @@ from graphkiln.storage.keys import PartChange
 from graphkiln.storage.plans import key_changes
 from graphkiln.storage.records import ActionResult, FailureRecord, Manifest, Plan, PlanDocument, PlannedGraph, RefRecord
 from graphkiln.storage.results import manifest_of
-from graphkiln.storage.store import Store
+from graphkiln.storage.store import Store, VariantName
 
 Found = TypeVar("Found")
 GraphState = Literal["compiled", "failed", "not compiled", "damaged"]
@@ -125,21 +125,38 @@ def variants_of(
     Raises:
         BadInputError: the store has no such network, target or variant.
     """
-    names = sorted({*store.variants(layout.PLANS, network, target), *store.variants(layout.REFS, network, target)})
-    if network is not None and not names:
-        known = sorted(
-            {f"{name} for {of}" for folder in (layout.PLANS, layout.REFS) for name, of, _ in store.variants(folder)}
-        )
-        wanted = network if target is None else f"{network} for {target}"
-        raise BadInputError(
-            f"the store {store.url} has no {wanted}; it has: {', '.join(known) or 'nothing'}", reason="unknown-network"
-        )
-    names = [name for name in names if name[2].startswith(variant)]
-    if variant and not names:
-        raise BadInputError(f"no variant of {network} starts with {variant!r}", reason="unknown-variant")
+    names = variant_names(store, (layout.PLANS, layout.REFS), network, target, variant)
     found = [_variant_status(store, *name) for name in names]
     found.sort(key=lambda item: item.planned_at.timestamp() if item.planned_at else 0.0, reverse=True)
     return sorted(found, key=lambda item: (item.network, item.target))
+
+
+def variant_names(
+    store: Store, folders: Sequence[str], network: str | None, target: str | None, variant: str
+) -> list[VariantName]:
+    """Return every variant of a network or of all that has a document in one of the folders, sorted.
+
+    Args:
+        store: the store.
+        folders: of `layout.PLANS`, `layout.REFS` and `layout.KEPT_PINS`.
+        network: only of this network.
+        target: only of this target.
+        variant: only those whose variant starts with this.
+
+    Raises:
+        BadInputError: the store has no such network, target or variant there.
+    """
+    names = sorted({name for folder in folders for name in store.variants(folder, network, target)})
+    if network is not None and not names:
+        known = sorted({f"{name} for {of}" for folder in folders for name, of, _ in store.variants(folder)})
+        wanted = network if target is None else f"{network} for {target}"
+        there = "no pin of" if folders == (layout.KEPT_PINS,) else "no"
+        message = f"the store {store.url} has {there} {wanted}; it has: {', '.join(known) or 'nothing'}"
+        raise BadInputError(message, reason="unknown-network")
+    names = [name for name in names if name[2].startswith(variant)]
+    if variant and not names:
+        raise BadInputError(f"no variant of {network} starts with {variant!r}", reason="unknown-variant")
+    return names
 
 
 def explain(store: Store, network: str, target: str | None = None) -> Explanation:

@@ -76,6 +76,11 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     kept_objects: int
     kept_bytes: int
 
+    @property
+    def freed_bytes(self) -> int:
+        """Stored size of all that was taken away."""
+        return sum(item.bytes for item in self.freed)
+
 
 class Collector:
     """Collects one store."""

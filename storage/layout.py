@@ -8,8 +8,8 @@ from graphkiln.storage.errors import BadInputError
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
 QUARANTINE, LEASES, PINS = "quarantine", "leases", "pins"
-# Of runs that are at work or have just ended; of people; of variants that were just removed.
-RUN_PINS, KEPT_PINS, REMOVED_PINS = f"{PINS}/runs", f"{PINS}/kept", f"{PINS}/removed"
+# Of runs that are at work or have just ended; of variants; of single manifests, whatever becomes of their variants.
+RUN_PINS, KEPT_PINS, MANIFEST_PINS = f"{PINS}/runs", f"{PINS}/kept", f"{PINS}/manifests"
 # Says that a collector is deleting right now.
 SWEEP = "collection/sweep"
 # A store with any object there has been written to.

@@ -27,7 +27,6 @@ from graphkiln.storage.store import Store, VariantName
 RUN_PIN_LIFE = timedelta(hours=1)
 # How long what was removed is kept for a trainer that may still be loading it.
 REMOVED_PIN_LIFE = timedelta(days=1)
-_LIVES = {layout.RUN_PINS: RUN_PIN_LIFE, layout.REMOVED_PINS: REMOVED_PIN_LIFE}
 _RENEWALS_PER_LIFE = 3
 
 # How far the clocks of two hosts may be apart.
@@ -168,12 +167,11 @@ def pins_of(store: Store) -> Iterator[tuple[str, PinRecord]]:
         try:
             pin = store.read_pin(entry.path) if is_pin_path(entry.path) else None
         except DamagedStoreError as error:
-            life = _LIVES.get(entry.path.rpartition("/")[0])
-            if life is not None and entry.modified + (life + CLOCK_SKEW).total_seconds() < now.timestamp():
+            of_a_run = entry.path.startswith(f"{layout.RUN_PINS}/")
+            if of_a_run and entry.modified + (RUN_PIN_LIFE + CLOCK_SKEW).total_seconds() < now.timestamp():
                 continue  # whatever it said, it has expired
-            message = f"{error}: nobody knows what it keeps; " + (
-                "pin or unpin that variant" if life is None else f"it expires within {life}, or delete the file"
-            )
+            remedy = f"it expires within {RUN_PIN_LIFE}" if of_a_run else "pin that variant again, or delete the file"
+            message = f"{error}: nobody knows what it keeps; {remedy}"
             raise DamagedStoreError(message, reason=error.reason, path=error.path) from error
         if pin is not None and (pin.expires_at is None or pin.expires_at + CLOCK_SKEW > now):
             yield entry.path, pin
@@ -216,10 +214,14 @@ def remove_variant(store: Store, variant: VariantName) -> bool:
         raise BadInputError(message, reason="pinned")
     ref = store.mend(lambda: store.read_ref(*variant))
     if ref is not None:
-        path = f"{layout.REMOVED_PINS}/{secrets.token_hex(16)}"
-        _pin(store, path, variant, ref.manifest, "removed a short time ago", REMOVED_PIN_LIFE)
+        pin_manifest(store, variant, ref.manifest, reason="removed a short time ago", life=REMOVED_PIN_LIFE)
     removed = [store.remove_variant(folder, variant) for folder in (layout.REFS, layout.PLANS)]
     return any(removed)
+
+
+def pin_manifest(store: Store, variant: VariantName, manifest: Digest, *, reason: str, life: timedelta) -> None:
+    """Keep one manifest and what it names for some time, whatever becomes of its variant."""
+    _pin(store, f"{layout.MANIFEST_PINS}/{secrets.token_hex(16)}", variant, manifest, reason, life)
 
 
 def _pin(
@@ -253,4 +255,4 @@ def is_pin_path(path: str) -> bool:
     if f"{folder}/{kind}" == layout.KEPT_PINS:
         parts = name.split("/")
         return len(parts) == 3 and layout.is_name(parts[0]) and layout.is_name(parts[1]) and is_digest(parts[2])
-    return f"{folder}/{kind}" in (layout.RUN_PINS, layout.REMOVED_PINS) and layout.is_name(name)
+    return f"{folder}/{kind}" in (layout.RUN_PINS, layout.MANIFEST_PINS) and layout.is_name(name)

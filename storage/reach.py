@@ -51,7 +51,7 @@ class Roots:
     @functools.cached_property
     def held(self) -> frozenset[VariantName]:
         """The variants that a pin holds, whatever their documents name."""
-        pins = (pin for path, pin in self.pins.items() if not path.startswith(f"{layout.REMOVED_PINS}/"))
+        pins = (pin for path, pin in self.pins.items() if not path.startswith(f"{layout.MANIFEST_PINS}/"))
         return frozenset((pin.network, pin.target, Digest(pin.variant)) for pin in pins)
 
     def needed(self, without: Iterable[VariantName] = ()) -> set[str]:

@@ -278,10 +278,10 @@ class Store(ObjectStore):
         return content is not None and self.remove(path, expected=content)
 
     def variants(self, folder: str, network: str | None = None, target: str | None = None) -> list[VariantName]:
-        """Return (network, target, variant) of every plan or ref.
+        """Return (network, target, variant) of every plan, ref or kept pin.
 
         Args:
-            folder: `layout.PLANS` or `layout.REFS`.
+            folder: `layout.PLANS`, `layout.REFS` or `layout.KEPT_PINS`.
             network: only of this network.
             target: only of this target; needs `network`.
         """
@@ -290,7 +290,7 @@ class Store(ObjectStore):
             below = f"{folder}/{layout.check_name('network', network)}"
             if target is not None:
                 below = layout.by_target(folder, network, target)
-        found = [path.split("/")[1:] for path in self.names(below)]
+        found = [path.removeprefix(f"{folder}/").split("/") for path in self.names(below)]
         return [
             (item[0], item[1], Digest(item[2]))
             for item in found

@@ -2,11 +2,14 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from graphkiln.storage.canonical import Json
-from graphkiln.storage.digests import Digest
+from graphkiln.storage.digests import Digest, digest_bytes
+from graphkiln.storage.documents import seal
+from graphkiln.storage.leases import this_process
+from graphkiln.storage.pins import pin_manifest
 from graphkiln.storage.records import Manifest, PlannedGraph
 from graphkiln.storage.store import Store
 from graphkiln.tasks.checks import refuse_unknown
@@ -73,6 +76,22 @@ class CompiledNetwork:
             for name, ref in self.manifest.artifacts[planned.name].items()
         }
         return self._backend.load(self.manifest.plan.target.settings, outputs, devices)
+
+    def pin(self, life: timedelta) -> None:
+        """Keep what this network names from being collected, though it be replaced or removed meanwhile.
+
+        For trainers that load kernel graphs late: `ensure` pins for an hour, `load` not at all.
+
+        Args:
+            life: how long the pin holds.
+
+        Raises:
+            BadInputError: the store cannot be written.
+        """
+        plan = self.manifest.plan
+        variant = (plan.network.name, plan.target.name, plan.variant)
+        digest = digest_bytes(seal("manifest", self.manifest))
+        pin_manifest(self._store, variant, digest, reason=f"a trainer, {this_process()}", life=life)
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.manifest.plan.title()}, committed {self.committed_at:%Y-%m-%d %H:%M:%S %Z}>"
