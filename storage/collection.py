@@ -142,7 +142,8 @@ class Collector:
 
     def _look(self) -> tuple[dict[str, Entry], Roots, list[VariantName]]:
         # Listed before the roots are read: what is written meanwhile is not in it.
-        listing = {entry.path: entry for entry in self._store.entries("")}
+        own = (layout.SWEEP, layout.by_digest(layout.LEASES, _COLLECTOR))
+        listing = {entry.path: entry for entry in self._store.entries("") if entry.path not in own}
         roots = self._roots()
         self._tell(f"{len(listing)} objects, {len(roots.variants)} variants, {len(roots.pins)} pins")
         facts = [

@@ -67,7 +67,13 @@ class RunPin:
         self._closed = False
         self._renewing = Periodic(RUN_PIN_LIFE.total_seconds() / _RENEWALS_PER_LIFE, self.renew, "graphkiln-pins")
 
-    def add(self, *, actions: Iterable[Digest] = (), blobs: Iterable[Digest] = ()) -> None:
+    def add(
+        self,
+        *,
+        actions: Iterable[Digest] = (),
+        blobs: Iterable[Digest] = (),
+        manifests: Iterable[Digest] = (),
+    ) -> None:
         """Pin more, and return once no collector can take it away any more.
 
         Raises:
@@ -80,6 +86,7 @@ class RunPin:
                     before,
                     actions=tuple(sorted({*before.actions, *actions})),
                     blobs=tuple(sorted({*before.blobs, *blobs})),
+                    manifests=tuple(sorted({*before.manifests, *manifests})),
                 )
             )
         self._renewing.start()

@@ -73,6 +73,7 @@ class Reach:
     store: Store
     _manifests: dict[Digest, Manifest] = field(default_factory=dict)
     _actions: dict[Digest, ActionResult] = field(default_factory=dict)
+    _lost_refs: bool = False
 
     def roots(self, since: datetime) -> Roots:
         """Read all pins, plans and refs, in an order in which nothing that a run moves from one to the other is lost.
@@ -85,8 +86,14 @@ class Reach:
         """
         pins = dict(pins_of(self.store))
         names = {*self.store.variants(layout.PLANS), *self.store.variants(layout.REFS)}
+        self._lost_refs = False
         variants = {name: self._of_variant(name, since) for name in sorted(names)}
-        return Roots(variants, pins, frozenset(pins).union(*(self._of_pin(pin) for pin in pins.values())))
+        pinned = set(pins).union(*(self._of_pin(pin) for pin in pins.values()))
+        if self._lost_refs:
+            # Nobody knows which manifest a damaged ref names: all are kept until it is mended.
+            digests = (layout.digest_of(path) for path in list(self.store.names(layout.MANIFESTS)))
+            pinned = pinned.union(*(self.of_manifest(digest) for digest in digests if digest is not None))
+        return Roots(variants, pins, frozenset(pinned))
 
     def of_manifest(self, digest: Digest) -> set[str]:
         """Return what a manifest needs, itself included; only itself if it is damaged or missing."""
@@ -112,7 +119,11 @@ class Reach:
         if document is not None:
             used_at = max(document.created_at, document.used_at or document.created_at)
             needs |= self._of_plan(document.plan) | _blobs([document.previous] if document.previous else [])
-        ref: RefRecord | None = _whole(lambda: self.store.read_ref(*name))
+        ref: RefRecord | None = None
+        try:
+            ref = self.store.read_ref(*name)
+        except DamagedStoreError:
+            self._lost_refs = True
         if ref is not None:
             used_at = max(used_at, ref.committed_at)
             recent = [item.manifest for item in ref.superseded if item.at > since]

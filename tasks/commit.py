@@ -10,8 +10,10 @@ from datetime import timedelta
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
-from graphkiln.storage.digests import Digest
+from graphkiln.storage.digests import Digest, digest_bytes
+from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import CompileFailedError
+from graphkiln.storage.pins import RunPin
 from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord, Superseded
 from graphkiln.storage.results import usable_result
 from graphkiln.storage.store import Store
@@ -24,13 +26,14 @@ _MOST_SUPERSEDED = 20
 _log = logging.getLogger("graphkiln")
 
 
-def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> RefRecord:
+def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store, pin: RunPin) -> RefRecord:
     """Read back everything that the manifest will name, write the manifest, and move the ref.
 
     Args:
         plan: the plan.
         outcomes: what became of its kernel graphs, by name. Those of other ranks may be missing.
         store: the store.
+        pin: holds what the plan names, and will hold the manifest until the ref does.
 
     Returns:
         The commit point, as this run left it.
@@ -44,6 +47,7 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
         store.get_blob(graph.payload, f"the payload of {graph.name}")
     store.sync(_named_paths(plan, artifacts))
     manifest = Manifest(plan=plan, artifacts=artifacts)
+    pin.add(manifests=[digest_bytes(seal("manifest", manifest))])
     known = store.holds_manifest(manifest)
     digest = store.write_manifest(manifest)
     store.read_manifest(digest)

@@ -224,7 +224,7 @@ class CompileSession:
         missing = self._missing(named)
         succeeded = all(outcome.succeeded for outcome in named.values())
         if succeeded and not missing:
-            self.committed = commit_manifest(self.plan, named, self.store)
+            self.committed = commit_manifest(self.plan, named, self.store, self.pin)
         self._report = Report(
             network=self.plan.network.name,
             target=self.plan.target.name,

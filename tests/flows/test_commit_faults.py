@@ -12,6 +12,7 @@ from graphkiln.storage import layout
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import CompileFailedError, DamagedStoreError, GraphKilnError, NotCommittedError
 from graphkiln.storage.local import LocalFilesystem
+from graphkiln.storage.pins import RunPin
 from graphkiln.storage.records import Plan, RefRecord
 from graphkiln.storage.store import Store, open_store
 from graphkiln.storage.verify import verify_store
@@ -68,10 +69,10 @@ def test_damage_between_compile_and_commit_commits_nothing(
 ) -> None:
     damaged: list[str] = []
 
-    def damage_first(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store) -> RefRecord:
+    def damage_first(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store, pin: RunPin) -> RefRecord:
         damaged.append(find(plan, store))
         damage(Path(store_url) / damaged[0])
-        return commit_manifest(plan, outcomes, store)
+        return commit_manifest(plan, outcomes, store, pin)
 
     with monkeypatch.context() as patch:
         patch.setattr("graphkiln.tasks.session.commit_manifest", damage_first)

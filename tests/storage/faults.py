@@ -19,13 +19,14 @@ class DictFilesystem(StoreFilesystem):
 
     Attributes:
         objects: what is stored.
-        modified: when it was written, of those of which a test says so; the others are as old as can be.
+        modified: when it was written; what was there from the beginning is as old as can be.
     """
 
-    def __init__(self, objects: Mapping[str, bytes]) -> None:
+    def __init__(self, objects: Mapping[str, bytes], clock: Callable[[], float] = lambda: 0.0) -> None:
         self.url = "dict"
         self.objects = dict(objects)
         self.modified: dict[str, float] = {}
+        self._clock = clock
 
     def read(self, path: str) -> bytes:
         try:
@@ -40,6 +41,7 @@ class DictFilesystem(StoreFilesystem):
         if self.objects.get(path) != expected:
             return False
         self.objects[path] = data
+        self.modified[path] = self._clock()
         return True
 
     def remove(self, path: str, *, expected: bytes) -> bool:
@@ -52,6 +54,7 @@ class DictFilesystem(StoreFilesystem):
         if source not in self.objects:
             return False
         self.objects[destination] = self.objects.pop(source)
+        self.modified[destination] = self.modified.pop(source, 0.0)  # as a rename on a disk
         return True
 
     def delete(self, path: str) -> None:
