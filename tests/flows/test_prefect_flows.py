@@ -419,6 +419,33 @@ def test_ensure_runs_the_flow_if_a_server_is_configured(tmp_path: Path, server: 
     assert server.flow_run(network.name)["state_name"] == "Completed"
 
 
+def test_a_collection_shows_what_it_freed(tmp_path: Path, server: Server) -> None:
+    network = Network(tmp_path, server).write({"a": kernel(1), "b": kernel(2)})
+    assert network.compile("--no-prefect").returncode == 0
+    code = """
+    from graphkiln.flows.collect import collect
+    found = collect(store=store, max_size="0", grace="0s")
+    try:
+        collect(store=store, grace="soon")
+    except Exception as error:
+        told = [type(error).__name__, str(error)]
+    result = [found.freed_bytes, [item.network for item in found.freed], told]
+    """
+    freed, networks, told = run_python(code, server, store=str(network.store))
+    assert networks == [network.name]
+    assert told == ["BadInputError", "'soon' is no duration: write 30d, 12h, 90m, 2w or 45s"]
+    assert not list((network.store / "blobs").glob("*/*"))
+    done, failed = (
+        run
+        for state in ("COMPLETED", "FAILED")
+        for run in server.filter("flow_runs", flow_runs={"state": {"type": {"any_": [state]}}})
+        if run["parameters"].get("store") == str(network.store) and "grace" in run["parameters"]
+    )
+    assert failed["state_name"] == "Failed"
+    (row,) = json.loads(server.artifact(done, "table")["data"])
+    assert (row["network"], row["bytes"]) == (network.name, freed)
+
+
 def test_a_url_that_leads_elsewhere(tmp_path: Path, server: Server) -> None:
     network = Network(tmp_path, server).write({"a": kernel(1)})
     elsewhere = Server(server.url.replace("/api", "/elsewhere"), server.home)
@@ -432,16 +459,18 @@ def test_a_url_that_leads_elsewhere(tmp_path: Path, server: Server) -> None:
 def test_the_flows_describe_their_parameters() -> None:
     code = """
     from prefect.utilities.callables import parameter_schema
+    from graphkiln.flows.collect import collect
     from graphkiln.flows.compile_network import compile_network
     from graphkiln.flows.precompile import precompile
-    result = [parameter_schema(flow).model_dump() for flow in (compile_network, precompile)]
+    result = [parameter_schema(flow).model_dump() for flow in (compile_network, precompile, collect)]
     """
     done = run(["-c", textwrap.dedent(code) + "import json\nprint(json.dumps(result))"], {})
-    one, many = json.loads(done.stdout)
+    one, many, collection = json.loads(done.stdout)
     assert set(one["properties"]) == {"spec", "target", "parameters", "ranks", "store", "jobs"}
     assert one["required"] == ["spec"]
     assert set(many["properties"]) == {"networks", "store", "jobs"}
-    assert all(item["description"] for item in [*one["properties"].values(), *many["properties"].values()])
+    assert set(collection["properties"]) == {"store", "keep_last", "older_than", "max_size", "grace", "dry_run"}
+    assert all(item["description"] for flow in (one, many, collection) for item in flow["properties"].values())
     request = many["definitions"]["PrecompileRequest"]["properties"]
     assert all(request[name]["description"] for name in ("spec", "targets", "parameters"))
     assert one["definitions"]["TargetSpec"]["properties"]["backend"]["description"]
