@@ -7,11 +7,12 @@ warns, and answers None.
 
 import contextlib
 import errno
+import functools
 import logging
 import secrets
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
@@ -29,7 +30,14 @@ CREATE_TRIES = 3
 
 _log = logging.getLogger("graphkiln")
 
+# How many bytes of blobs are held at once where none of them is needed any longer.
+BATCH_BYTES = 2**28
+
 Found = TypeVar("Found")
+Item = TypeVar("Item")
+
+# What is stored in a place: bytes, nothing, or something that is no object.
+Stored: TypeAlias = bytes | FileNotFoundError | DamagedStoreError
 
 
 class ObjectStore:
@@ -76,8 +84,17 @@ class ObjectStore:
             FileNotFoundError: there is none.
             DamagedStoreError: something else is in its place.
         """
-        with self._medium(path, absence_is_a_fault=False), self._about(path, "an object"):
-            return self._fs.read(path)
+        return _returned(self.read_all([path])[0])
+
+    def read_all(self, paths: Sequence[str]) -> list[Stored]:
+        """Return for each path the stored bytes, unchecked, or what `read_raw` would raise."""
+        found: list[Stored] = []
+        for path, item in zip(paths, self._fs.read_many(paths), strict=True):
+            if isinstance(item, OSError) and not isinstance(item, FileNotFoundError):
+                with self._medium(path):
+                    raise item
+            found.append(self._damage(path, "an object", item) if isinstance(item, DamagedStoreError) else item)
+        return found
 
     def peek(self, path: str) -> bytes | None:
         """Return the stored bytes of an object, unchecked, or None. What is no file is set aside."""
@@ -129,64 +146,112 @@ class ObjectStore:
             self._fs.sync(paths)
 
     def put_blob(self, content: bytes, *, known: Container[Digest] = ()) -> BlobRef:
-        """Store some content and return its reference. A damaged blob in its place is set aside.
+        """Store one content as `put_blobs` does."""
+        return self.put_blobs([content], known=known)[0]
+
+    def put_blobs(self, contents: Sequence[bytes], *, known: Container[Digest] = ()) -> list[BlobRef]:
+        """Store some contents and return their references. Damaged blobs in their places are set aside.
 
         Args:
-            content: the content.
-            known: blobs that were stored before; if one of them is not there any more, a warning says so.
+            contents: the contents.
+            known: blobs that were stored before; of each that is not there any more, a warning says so.
 
         Raises:
             StoreUnavailableError: the medium fails, or what is written is damaged again and again.
         """
-        ref, stored = encode(content)
-        self.put_encoded(ref, stored, known=known)
-        return ref
+        refs: list[BlobRef] = []
+        for batch in in_batches(contents, len):
+            encoded = [encode(content) for content in batch]
+            self.put_encoded(encoded, known=known)
+            refs += [ref for ref, _ in encoded]
+        return refs
 
-    def put_encoded(self, ref: BlobRef, stored: bytes, *, known: Container[Digest] = ()) -> None:
-        """Store a content that has been encoded already, as `put_blob` does."""
-        path = layout.by_digest(layout.BLOBS, ref.digest)
-        if self._create_or_mend(path, stored, lambda: self.get_blob(ref, "a blob")) and ref.digest in known:
-            _log.warning("%s/%s was missing: it has been written again", self.url, path)
+    def put_encoded(self, encoded: Sequence[tuple[BlobRef, bytes]], *, known: Container[Digest] = ()) -> None:
+        """Store what `encode` returned of some contents, as `put_blobs` does."""
+        written = self._create_or_mend({layout.by_digest(layout.BLOBS, ref.digest): data for ref, data in encoded})
+        for path in written:
+            if path.rpartition("/")[2] in known:
+                _log.warning("%s/%s was missing: it has been written again", self.url, path)
 
     def get_blob(self, ref: BlobRef, what: str) -> bytes:
-        """Return the content of a blob, once every digest matched.
+        """Return the content of one blob as `get_blobs` does."""
+        return self.get_blobs([(ref, what)])[0]
+
+    def get_blobs(self, wanted: Sequence[tuple[BlobRef, str]]) -> list[bytes]:
+        """Return the contents of some blobs, once every digest of theirs matched.
 
         Args:
-            ref: the blob.
-            what: what it is to the reader, for the message.
+            wanted: the blobs, and what each is to the reader, for the message.
 
         Raises:
-            DamagedStoreError: it is missing or does not match.
+            DamagedStoreError: the first of them that is missing or does not match.
         """
-        path = layout.by_digest(layout.BLOBS, ref.digest)
-        with self._about(path, what):
+        return [_returned(content) for content in self._contents(wanted)]
+
+    def damage_of(self, wanted: Sequence[tuple[BlobRef, str]]) -> Iterator[DamagedStoreError]:
+        """Read some blobs, a bounded number of bytes at once, and iterate over what `get_blobs` would raise."""
+        for batch in in_batches(wanted, lambda item: item[0].stored_size):
+            yield from (found for found in self._contents(batch) if isinstance(found, DamagedStoreError))
+
+    def _contents(self, wanted: Sequence[tuple[BlobRef, str]]) -> Iterator[bytes | DamagedStoreError]:
+        paths = [layout.by_digest(layout.BLOBS, ref.digest) for ref, _ in wanted]
+        for path, (ref, what), found in zip(paths, wanted, self._fetch(paths), strict=True):
             try:
-                return decode(ref, self.read_raw(path))
+                yield decode(ref, _returned(found))
             except FileNotFoundError:
-                raise DamagedStoreError("it is missing", reason="missing") from None
+                yield self._damage(path, what, _missing())
+            except DamagedStoreError as error:
+                yield error if error.path else self._damage(path, what, error)
+
+    def _fetch(self, paths: Sequence[str]) -> list[Stored]:
+        """Return what `read_all` does, of objects that are named by their digests and that the caller checks."""
+        return self.read_all(paths)
 
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
-        with self._about(path, f"the {kind}"):
-            try:
-                data = self.read_raw(path)
-            except FileNotFoundError:
-                return None
-            return unseal(data, kind, body_type)
+        return self._document(path, self.read_all([path])[0], kind, body_type)
 
-    def _create_or_mend(self, path: str, data: bytes, read: Callable[[], object]) -> bool:
-        """Write an object that is named by its digest, unless `read` finds it whole.
+    def _document(self, path: str, found: Stored, kind: str, body_type: type[Body]) -> Body | None:
+        if isinstance(found, FileNotFoundError):
+            return None
+        with self._about(path, f"the {kind}"):
+            return unseal(_returned(found), kind, body_type)
+
+    def _create_or_mend(self, objects: Mapping[str, bytes]) -> list[str]:
+        """Write objects that are named by their digests, unless they are there and whole.
 
         Returns:
-            Whether nothing at all was there, damage included.
+            The paths where nothing at all was, damage included.
         """
+        written: list[str] = []
+        waiting = list(objects)
         for attempt in range(CREATE_TRIES):
-            with self._medium(path):
-                if self._fs.create(path, data):
-                    return attempt == 0
-            if self.mend(read) is not None:
-                return False
-        message = f"{self.url}/{path} was damaged {CREATE_TRIES} times in a row: check the medium and run again"
+            taken: list[str] = []
+            created = self._fs.create_many([(path, objects[path]) for path in waiting])
+            for path, done in zip(waiting, created, strict=True):
+                if isinstance(done, OSError):
+                    with self._medium(path):
+                        raise done
+                if not done:
+                    taken.append(path)
+                elif attempt == 0:
+                    written.append(path)
+            stored = zip(taken, self.read_all(taken), strict=True)
+            differing = [path for path, found in stored if found != objects[path]]
+            waiting = [path for path in differing if self.mend(functools.partial(self._read_as, path, objects)) is None]
+            if not waiting:
+                return written
+        message = f"{self.url}/{waiting[0]} was damaged {CREATE_TRIES} times in a row: check the medium and run again"
         raise StoreUnavailableError(message, reason="contended", retryable=True)
+
+    def _read_as(self, path: str, objects: Mapping[str, bytes]) -> bytes:
+        with self._about(path, "named by its digest"):
+            try:
+                found = self.read_raw(path)
+            except FileNotFoundError:
+                raise _missing() from None
+            if found != objects[path]:
+                raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
+            return found
 
     def _drop(self, path: str, kind: str) -> None:
         def delete() -> None:
@@ -214,6 +279,11 @@ class ObjectStore:
         message = f"{self.url}/{path} was changed by others {REPLACE_TRIES} times in a row: run again"
         return StoreUnavailableError(message, reason="contended", retryable=True)
 
+    def _damage(self, path: str, what: str, error: DamagedStoreError) -> DamagedStoreError:
+        """Return the error that says where the damage is and what was wanted."""
+        damage = "missing" if error.reason == "missing" else f"damaged: {error}"
+        return DamagedStoreError(f"{self.url}/{path} ({what}) is {damage}", reason=error.reason, path=path)
+
     @contextlib.contextmanager
     def _about(self, path: str, what: str) -> Iterator[None]:
         """Say of every damage where it is and what was wanted."""
@@ -222,8 +292,7 @@ class ObjectStore:
         except DamagedStoreError as error:
             if error.path:
                 raise
-            message = f"{self.url}/{path} ({what}) is {'missing' if error.reason == 'missing' else f'damaged: {error}'}"
-            raise DamagedStoreError(message, reason=error.reason, path=path) from error
+            raise self._damage(path, what, error) from error
         except BadInputError as error:
             raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
 
@@ -250,3 +319,27 @@ class ObjectStore:
                 reason="disk-full" if full else "store-io",
                 retryable=True,
             ) from error
+
+
+def in_batches(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Iterate over lists of items that together have at most `BATCH_BYTES`, unless one alone has more."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        size += size_of(item)
+        if batch and size > BATCH_BYTES:
+            yield batch
+            batch, size = [], size_of(item)
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def _returned(found: Found | OSError | DamagedStoreError) -> Found:
+    if isinstance(found, OSError | DamagedStoreError):
+        raise found
+    return found
+
+
+def _missing() -> DamagedStoreError:
+    return DamagedStoreError("it is missing", reason="missing")

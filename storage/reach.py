@@ -1,7 +1,7 @@
 """What of a store is needed, and by whom: every path that refs, plans, manifests, actions and pins lead to."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -73,6 +73,7 @@ class Reach:
     store: Store
     _manifests: dict[Digest, Manifest] = field(default_factory=dict)
     _actions: dict[Digest, ActionResult] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
     _lost_refs: bool = False
 
     def roots(self, since: datetime) -> Roots:
@@ -86,6 +87,7 @@ class Reach:
         """
         pins = dict(pins_of(self.store))
         names = {*self.store.variants(layout.PLANS), *self.store.variants(layout.REFS)}
+        self._failed = set(self.store.names(layout.FAILURES))
         self._lost_refs = False
         variants = {name: self._of_variant(name, since) for name in sorted(names)}
         pinned = set(pins).union(*(self._of_pin(pin) for pin in pins.values()))
@@ -132,30 +134,30 @@ class Reach:
         return VariantRoots(ref, used_at, frozenset(needs))
 
     def _of_plan(self, plan: Plan) -> set[str]:
-        needs = _blobs(graph.payload for graph in plan.graphs)
+        needs = _blobs(graph.payload for graph in plan.graphs) | self._of_actions([graph.key for graph in plan.graphs])
         for graph in plan.graphs:
-            needs |= self._of_action(graph.key)
             path = layout.by_digest(layout.FAILURES, graph.key)
-            failure = _whole(lambda key=graph.key: self.store.read_failure(key))  # type: ignore[misc]
-            if failure is not None:
-                needs |= {path} | _blobs([failure.log] if failure.log else [])
+            if path in self._failed:
+                failure = _whole(functools.partial(self.store.read_failure, graph.key))
+                needs |= {path} | _blobs([failure.log] if failure is not None and failure.log else [])
         return needs
 
-    def _of_action(self, key: Digest) -> set[str]:
-        needs = {layout.by_digest(layout.ACTIONS, key)}
-        result = self._actions.get(key) or _whole(lambda: self.store.read_action(key))
-        if result is not None:
-            self._actions[key] = result
-            needs |= _blobs([*result.outputs.values(), *([result.log] if result.log else [])])
+    def _of_actions(self, keys: Sequence[Digest]) -> set[str]:
+        unknown = [key for key in keys if key not in self._actions]
+        found = self.store.read_actions(unknown)
+        self._actions.update({key: result for key, result in found.items() if result is not None})
+        needs = {layout.by_digest(layout.ACTIONS, key) for key in keys}
+        for key in keys:
+            result = self._actions.get(key)
+            if result is not None:
+                needs |= _blobs([*result.outputs.values(), *([result.log] if result.log else [])])
         return needs
 
     def _of_pin(self, pin: PinRecord) -> set[str]:
         needs = {layout.by_digest(layout.BLOBS, digest) for digest in pin.blobs}
         for manifest in pin.manifests:
             needs |= self.of_manifest(manifest)
-        for key in pin.actions:
-            needs |= self._of_action(key)
-        return needs
+        return needs | self._of_actions(pin.actions)
 
 
 def _blobs(refs: Iterable[BlobRef]) -> set[str]:

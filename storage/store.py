@@ -1,9 +1,10 @@
 """The store: its documents, each at its place. Nothing here decides what to compile."""
 
+import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.locations import open_filesystem
-from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
+from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore, Stored
 from graphkiln.storage.records import (
     ActionResult,
     FailureRecord,
@@ -138,7 +139,20 @@ class Store(ObjectStore):
     def read_action(self, key: Digest) -> ActionResult | None:
         """Return the result of an action, or None. Its blobs are not checked by this."""
         path = layout.by_digest(layout.ACTIONS, key)
-        result = self._read_document(path, "action result", ActionResult)
+        return self._action(key, self.read_all([path])[0])
+
+    def read_actions(self, keys: Sequence[Digest]) -> dict[Digest, ActionResult | None]:
+        """Return what `read_action` does of each action but those whose results are damaged."""
+        paths = [layout.by_digest(layout.ACTIONS, key) for key in keys]
+        results: dict[Digest, ActionResult | None] = {}
+        for key, found in zip(keys, self.read_all(paths), strict=True):
+            with contextlib.suppress(DamagedStoreError):
+                results[key] = self._action(key, found)
+        return results
+
+    def _action(self, key: Digest, found: Stored) -> ActionResult | None:
+        path = layout.by_digest(layout.ACTIONS, key)
+        result = self._document(path, found, "action result", ActionResult)
         if result is not None and result.key != key:
             raise self._misplaced(path, f"the action {result.key}")
         if result is not None and action_key(result.parts) != key:
@@ -222,10 +236,11 @@ class Store(ObjectStore):
         """
         path = layout.by_digest(layout.MANIFESTS, digest)
         with self._about(path, "a manifest"):
-            try:
-                data = self.read_raw(path)
-            except FileNotFoundError:
-                raise DamagedStoreError("it is missing", reason="missing") from None
+            data = self._fetch([path])[0]
+            if isinstance(data, FileNotFoundError):
+                raise DamagedStoreError("it is missing", reason="missing")
+            if isinstance(data, DamagedStoreError):
+                raise data
             if digest_bytes(data) != digest:
                 raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
             manifest = unseal(data, "manifest", Manifest)
@@ -249,7 +264,7 @@ class Store(ObjectStore):
         data = seal("manifest", manifest)
         digest = digest_bytes(data)
         path = layout.by_digest(layout.MANIFESTS, digest)
-        self._create_or_mend(path, data, lambda: self.read_manifest(digest))
+        self._create_or_mend({path: data})
         self.sync([path])
         return digest
 

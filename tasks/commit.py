@@ -14,8 +14,8 @@ from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import CompileFailedError
 from graphkiln.storage.pins import RunPin
-from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord, Superseded
-from graphkiln.storage.results import usable_result
+from graphkiln.storage.records import ActionResult, Manifest, Plan, RefRecord, Superseded
+from graphkiln.storage.results import usable_results
 from graphkiln.storage.store import Store
 from graphkiln.tasks.outcome import GraphOutcome
 
@@ -26,13 +26,17 @@ _MOST_SUPERSEDED = 20
 _log = logging.getLogger("graphkiln")
 
 
-def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store, pin: RunPin) -> RefRecord:
+def commit_manifest(
+    plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store, pin: RunPin, verified: Mapping[Digest, ActionResult]
+) -> RefRecord:
     """Read back everything that the manifest will name, write the manifest, and move the ref.
 
     Args:
         plan: the plan.
         outcomes: what became of its kernel graphs, by name. Those of other ranks may be missing.
         store: the store.
+        verified: results that this run has found in the store and read whole. If they are all, and the manifest of
+            that is committed already, nothing is written, and nothing has to be read again.
         pin: holds what the plan names, and will hold the manifest until the ref does.
 
     Returns:
@@ -42,9 +46,12 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
         CompileFailedError: a kernel graph of the plan has not compiled. Nothing is written.
         DamagedStoreError: something is not what was written. Nothing is written.
     """
-    artifacts = {graph.name: _verified_artifact(graph, outcomes, store) for graph in plan.graphs}
-    for graph in plan.graphs:
-        store.get_blob(graph.payload, f"the payload of {graph.name}")
+    current = store.mend(lambda: store.read_ref(plan.network.name, plan.target.name, plan.variant))
+    if current is not None and _names(store, current, plan, verified):
+        return current
+    artifacts = _verified_artifacts(plan, outcomes, store)
+    for damage in store.damage_of([(graph.payload, f"the payload of {graph.name}") for graph in plan.graphs]):
+        raise damage
     store.sync(_named_paths(plan, artifacts))
     manifest = Manifest(plan=plan, artifacts=artifacts)
     pin.add(manifests=[digest_bytes(seal("manifest", manifest))])
@@ -54,14 +61,22 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
     return _move_ref(plan, digest, store, known=known)
 
 
-def _verified_artifact(graph: PlannedGraph, outcomes: Mapping[str, GraphOutcome], store: Store) -> dict[str, BlobRef]:
-    outcome = outcomes.get(graph.name)
-    if outcome is not None and not outcome.succeeded:
-        raise CompileFailedError(f"kernel graph {graph.name} did not compile: {outcome.message}", reason="not-compiled")
-    result = usable_result(store, graph.key)
-    if result is None:
-        raise CompileFailedError(f"kernel graph {graph.name} has no result: compile it", reason="not-compiled")
-    return dict(result.outputs)
+def _verified_artifacts(
+    plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store
+) -> dict[str, dict[str, BlobRef]]:
+    for outcome in outcomes.values():
+        if not outcome.succeeded:
+            raise CompileFailedError(
+                f"kernel graph {outcome.name} did not compile: {outcome.message}", reason="not-compiled"
+            )
+    results = usable_results(store, [graph.key for graph in plan.graphs])
+    artifacts: dict[str, dict[str, BlobRef]] = {}
+    for graph in plan.graphs:
+        result = results[graph.key]
+        if result is None:
+            raise CompileFailedError(f"kernel graph {graph.name} has no result: compile it", reason="not-compiled")
+        artifacts[graph.name] = dict(result.outputs)
+    return artifacts
 
 
 def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> list[str]:
@@ -71,9 +86,19 @@ def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> 
     return sorted(paths | {layout.by_digest(layout.ACTIONS, graph.key) for graph in plan.graphs})
 
 
+def _names(store: Store, ref: RefRecord, plan: Plan, verified: Mapping[Digest, ActionResult]) -> bool:
+    """Tell whether a ref names the manifest of a plan whose results are all verified, and that is whole."""
+    if any(graph.key not in verified for graph in plan.graphs):
+        return False
+    manifest = Manifest(plan=plan, artifacts={graph.name: verified[graph.key].outputs for graph in plan.graphs})
+    if ref.manifest != digest_bytes(seal("manifest", manifest)):
+        return False
+    return store.mend(lambda: store.read_manifest(ref.manifest)) is not None
+
+
 def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> RefRecord:
     variant = (plan.network.name, plan.target.name, plan.variant)
-    current = store.mend(lambda: store.read_ref(*variant))
+    current = store.mend(lambda: store.read_ref(*variant))  # again, as another run may have moved it
     if current is None and known:
         # A ref that was lost cannot be told from a commit that was killed before it wrote one.
         path = layout.by_variant(layout.REFS, *variant)

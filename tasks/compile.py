@@ -9,16 +9,9 @@ from graphkiln.storage.errors import GraphKilnError, StoreUnavailableError
 from graphkiln.storage.pins import RunPin
 from graphkiln.storage.plans import parts_of
 from graphkiln.storage.records import ActionResult, CompileStats, FailureRecord, Plan, PlannedGraph
-from graphkiln.storage.results import usable_result
 from graphkiln.storage.store import Store
 from graphkiln.tasks.outcome import GraphOutcome, outcome_of_failure, outcome_of_result
 from graphkiln.tasks.sandbox.pool import ChildBadInputError, ChildFailedError, ChildPool, ChildResult, CompileJob
-
-
-def cached_outcome(graph: PlannedGraph, store: Store) -> GraphOutcome | None:
-    """Return the outcome of a kernel graph whose verified result is in the store, else None."""
-    result = usable_result(store, graph.key)
-    return None if result is None else outcome_of_result(graph, result, "cached")
 
 
 def compile_graph(
@@ -72,8 +65,7 @@ def _put_pinned(contents: Sequence[bytes], store: Store, pin: RunPin) -> list[Bl
     """Store some contents: pinned first, as one that was there before may be about to be collected."""
     encoded = [encode(content) for content in contents]
     pin.add(blobs=(ref.digest for ref, _ in encoded))
-    for ref, stored in encoded:
-        store.put_encoded(ref, stored)
+    store.put_encoded(encoded)
     return [ref for ref, _ in encoded]
 
 

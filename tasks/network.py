@@ -71,10 +71,12 @@ class CompiledNetwork:
             DamagedStoreError: the artifact is missing or damaged. `ensure` makes it again.
         """
         planned = self._planned(graph)
-        outputs = {
-            name: self._store.get_blob(ref, f"output {name} of {graph} in {self.manifest.plan.title()}")
-            for name, ref in self.manifest.artifacts[planned.name].items()
-        }
+        artifact = self.manifest.artifacts[planned.name]
+        title = self.manifest.plan.title()
+        contents = self._store.get_blobs(
+            [(ref, f"output {name} of {graph} in {title}") for name, ref in artifact.items()]
+        )
+        outputs = dict(zip(artifact, contents, strict=True))
         return self._backend.load(self.manifest.plan.target.settings, outputs, devices)
 
     def pin(self, life: timedelta) -> None:

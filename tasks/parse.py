@@ -38,8 +38,7 @@ def store_plan(resolved: ResolvedNetwork, parsed: Sequence[KernelGraph], store: 
     stored = [*encoded, *([before] if before else [])]
     pin.add(actions=(graph.key for graph in plan.graphs), blobs=(ref.digest for ref, _ in stored))
     known = {graph.payload.digest for graph in current.plan.graphs} if current else set()
-    for ref, data in stored:
-        store.put_encoded(ref, data, known=known)
+    store.put_encoded(stored, known=known)
     _write_plan(plan, current, before[0] if before else None, store)
     return plan
 

@@ -16,13 +16,13 @@ from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import CompileFailedError
 from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.ranks import RankSet
-from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
-from graphkiln.storage.results import manifest_of, missing_from
+from graphkiln.storage.records import ActionResult, Manifest, Plan, PlannedGraph, RefRecord
+from graphkiln.storage.results import manifest_of, missing_from, usable_result, usable_results
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.commit import commit_manifest
-from graphkiln.tasks.compile import cached_outcome, compile_graph
+from graphkiln.tasks.compile import compile_graph
 from graphkiln.tasks.contracts import KernelGraph
-from graphkiln.tasks.outcome import GraphOutcome, outcome_for, outcome_of_failure, outcome_of_record
+from graphkiln.tasks.outcome import GraphOutcome, outcome_for, outcome_of_failure, outcome_of_record, outcome_of_result
 from graphkiln.tasks.parse import store_plan, wanted_graphs
 from graphkiln.tasks.resolve import ResolvedNetwork, resolve
 from graphkiln.tasks.sandbox.pool import ChildFailedError
@@ -119,6 +119,8 @@ class CompileSession:
         self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
         self.pin = workers.pin(store, (resolved.network.name, resolved.target.name, resolved.variant))
         self._known: dict[Digest, GraphOutcome] = {}
+        # What was found in the store and read whole in this run.
+        self._verified: dict[Digest, ActionResult] = {}
         self._report: Report | None = None
         self._planning = threading.Lock()
         self.committed: RefRecord | None = None
@@ -177,15 +179,13 @@ class CompileSession:
         return dict(sorted(found.items(), key=lambda item: item[1][0].payload.stored_size, reverse=True))
 
     def all_cached(self) -> bool:
-        """Look every wanted kernel graph up, and tell whether all of them are in the store, verified."""
-        for key, graphs in self.wanted.items():
-            if key not in self._known:
-                found = cached_outcome(graphs[0], self.store)
-                if found is None:
-                    return False
-                self._known[key] = found
-                self._tell_finished(graphs, found)
-        return True
+        """Look every wanted kernel graph up, side by side, and tell whether all of them are in the store, verified."""
+        unknown = {key: graphs for key, graphs in self.wanted.items() if key not in self._known}
+        for key, result in usable_results(self.store, unknown).items():
+            if result is not None:
+                self._known[key] = self._cached(unknown[key][0], result)
+                self._tell_finished(unknown[key], self._known[key])
+        return self._known.keys() >= self.wanted.keys()
 
     def start(self, key: Digest) -> Future[GraphOutcome]:
         """Start to look a kernel graph up and else compile it, or join what has been started for it."""
@@ -224,7 +224,7 @@ class CompileSession:
         missing = self._missing(named)
         succeeded = all(outcome.succeeded for outcome in named.values())
         if succeeded and not missing:
-            self.committed = commit_manifest(self.plan, named, self.store, self.pin)
+            self.committed = commit_manifest(self.plan, named, self.store, self.pin, self._verified)
         self._report = Report(
             network=self.plan.network.name,
             target=self.plan.target.name,
@@ -242,7 +242,7 @@ class CompileSession:
         flight = self._workers.single_flight(self.store, self.resolved.limits.lease_seconds)
         outcome = flight.obtain(
             key,
-            look_up=lambda: cached_outcome(graphs[0], self.store),
+            look_up=lambda: self._look_up(graphs[0]),
             compile_under=lambda lease: self._compile(graphs, lease),
             failed_elsewhere=lambda failure: outcome_of_record(graphs[0], failure),
             tell_waiting=lambda owner: self._tell_waiting(graphs, owner),
@@ -270,7 +270,15 @@ class CompileSession:
 
     def _missing(self, named: dict[str, GraphOutcome]) -> tuple[str, ...]:
         others = [graph for graph in self.plan.graphs if graph.name not in named]
-        return tuple(graph.name for graph in others if cached_outcome(graph, self.store) is None)
+        return tuple(graph.name for graph in others if self._look_up(graph) is None)
+
+    def _look_up(self, graph: PlannedGraph) -> GraphOutcome | None:
+        result = usable_result(self.store, graph.key)
+        return None if result is None else self._cached(graph, result)
+
+    def _cached(self, graph: PlannedGraph, result: ActionResult) -> GraphOutcome:
+        self._verified[graph.key] = result
+        return outcome_of_result(graph, result, "cached")
 
     def _warn_of_losses(self) -> None:
         """Say which documents of a committed variant are gone, as nobody would know why it compiles again."""

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,6 @@ from graphkiln.storage import layout
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import CompileFailedError, DamagedStoreError, GraphKilnError, NotCommittedError
 from graphkiln.storage.local import LocalFilesystem
-from graphkiln.storage.pins import RunPin
 from graphkiln.storage.records import Plan, RefRecord
 from graphkiln.storage.store import Store, open_store
 from graphkiln.storage.verify import verify_store
@@ -69,10 +69,10 @@ def test_damage_between_compile_and_commit_commits_nothing(
 ) -> None:
     damaged: list[str] = []
 
-    def damage_first(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store, pin: RunPin) -> RefRecord:
+    def damage_first(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store, *more: Any) -> RefRecord:
         damaged.append(find(plan, store))
         damage(Path(store_url) / damaged[0])
-        return commit_manifest(plan, outcomes, store, pin)
+        return commit_manifest(plan, outcomes, store, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr("graphkiln.tasks.session.commit_manifest", damage_first)

@@ -378,14 +378,15 @@ import graphkiln.tasks.session
 from graphkiln.flows.compile_network import compile_network
 from graphkiln.storage.errors import StoreUnavailableError
 
-real = graphkiln.tasks.session.cached_outcome
+session = graphkiln.tasks.session.CompileSession
+real = session._look_up
 
 def raise_for(graph_name, error):
-    def lookup(graph, store):
+    def lookup(self, graph):
         if graph.name == graph_name:
             raise error
-        return real(graph, store)
-    graphkiln.tasks.session.cached_outcome = lookup
+        return real(self, graph)
+    session._look_up = lookup
 
 def compile_one():
     try:
