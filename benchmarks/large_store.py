@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.measure import Cost, Row, Table
+from benchmarks.measure import Row, Table
 from benchmarks.workspace import Workspace
 
 NETWORKS, GRAPHS = 1000, 100
@@ -108,8 +108,7 @@ def _run(workspace: Workspace, store: Path, *command: str) -> tuple[float, float
         env=workspace.environment(),
         stdout=subprocess.PIPE,
     )
-    assert process.stdout is not None
-    printed = process.stdout.read()
+    printed = process.stdout.read() if process.stdout else b""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
