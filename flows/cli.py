@@ -15,6 +15,7 @@ from graphkiln.flows.commands.inspection import (
     status_command,
     verify_command,
 )
+from graphkiln.flows.commands.keys import keys_group
 from graphkiln.flows.console import warnings_to
 from graphkiln.storage.errors import GraphKilnError
 
@@ -29,6 +30,7 @@ Exit codes:
   4    the store is damaged
   5    what was asked for compiled, but nothing is committed yet (--ranks)
   6    the store's medium failed, such as a full disk
+  7    a commit is not trusted: nobody with a trusted key signed it as it is, or an older one was put back
   130  interrupted; what had compiled is kept
 """
 
@@ -66,5 +68,13 @@ def cli() -> None:
     """Compile machine-learning networks for large clusters as explicit, content-addressed stages."""
 
 
-for command in (compile_command, status_command, show_command, explain_command, log_command, verify_command):
+for command in (
+    compile_command,
+    status_command,
+    show_command,
+    explain_command,
+    log_command,
+    verify_command,
+    keys_group,
+):
     cli.add_command(command)

@@ -17,9 +17,10 @@ from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import Body, seal, unseal
-from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError, UntrustedError
 from graphkiln.storage.filesystem import StoreFilesystem
-from graphkiln.storage.records import QuarantineNote
+from graphkiln.storage.records import QuarantineNote, Signed
+from graphkiln.storage.signing import EVERYBODY, Trust
 
 # A writer that loses this many compare-and-set races in a row is not racing, but broken.
 REPLACE_TRIES = 100
@@ -35,9 +36,16 @@ Found = TypeVar("Found")
 class ObjectStore:
     """Blobs, and documents at given paths. Safe to share between threads."""
 
-    def __init__(self, filesystem: StoreFilesystem, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        filesystem: StoreFilesystem,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        trust: Trust = EVERYBODY,
+    ) -> None:
         self._fs = filesystem
         self._now = now
+        self.trust = trust
+        self._told: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -45,12 +53,20 @@ class ObjectStore:
         return self._fs.url
 
     def mend(self, read: Callable[[], Found]) -> Found | None:
-        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None."""
+        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None.
+
+        What is not trusted stays, as others may trust it, until something trusted is written in its place; it is
+        warned of once.
+        """
         try:
             return read()
         except DamagedStoreError as error:
             self.quarantine(error)
-            return None
+        except UntrustedError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                _log.warning("%s", error)
+        return None
 
     def quarantine(self, error: DamagedStoreError) -> None:
         """Move the object that `error` is about out of the way, and warn."""
@@ -127,7 +143,13 @@ class ObjectStore:
                 data = self.read_raw(path)
             except FileNotFoundError:
                 return None
-            return unseal(data, kind, body_type)
+            return self._opened(data, kind, body_type)
+
+    def _opened(self, data: bytes, kind: str, body_type: type[Body]) -> Body:
+        body = unseal(data, kind, body_type)
+        if isinstance(body, Signed):
+            self.trust.check(kind, data, body)
+        return body
 
     def _create_or_mend(self, path: str, data: bytes, read: Callable[[], object]) -> bool:
         """Write an object that is named by its digest, unless `read` finds it whole.
@@ -151,15 +173,18 @@ class ObjectStore:
 
         self.mend(delete)
 
-    def _replace(self, path: str, data: bytes) -> None:
+    def _replace(self, path: str, data: bytes, *, stays: Callable[[bytes], bool] = lambda _: False) -> bool:
+        """Write an object in place of the one that is there, unless that one `stays`; tell whether it was written."""
         for _ in range(REPLACE_TRIES):
             try:
                 current = self.mend(lambda: self.read_raw(path))
             except FileNotFoundError:
                 current = None
+            if current is not None and current != data and stays(current):
+                return False
             with self._medium(path):
                 if current == data or self._fs.replace(path, data, expected=current):
-                    return
+                    return True
         raise self._contended(path)
 
     def _misplaced(self, path: str, belongs_to: str) -> DamagedStoreError:
@@ -180,6 +205,9 @@ class ObjectStore:
                 raise
             message = f"{self.url}/{path} ({what}) is {'missing' if error.reason == 'missing' else f'damaged: {error}'}"
             raise DamagedStoreError(message, reason=error.reason, path=path) from error
+        except UntrustedError as error:
+            message = f"{self.url}/{path} ({what}) is not trusted: {error}"
+            raise UntrustedError(message, reason=error.reason, path=path, stored=error.stored) from error
         except BadInputError as error:
             raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
 

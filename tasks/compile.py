@@ -47,15 +47,14 @@ def _compile_job(plan: Plan, graph: PlannedGraph, payload: bytes) -> CompileJob:
 
 def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, bytes]], store: Store) -> ActionResult:
     outputs = {name: store.put_blob(content) for name, content in made.value.items()}
-    result = store.write_action(
-        ActionResult(
-            key=graph.key,
-            parts=parts_of(plan, graph),
-            outputs=outputs,
-            log=store.put_blob(made.log) if made.log else None,
-            stats=_stats(made.seconds, made.peak_memory_bytes),
-        )
+    result = ActionResult(
+        key=graph.key,
+        parts=parts_of(plan, graph),
+        outputs=outputs,
+        log=store.put_blob(made.log) if made.log else None,
+        stats=_stats(made.seconds, made.peak_memory_bytes),
     )
+    result = store.write_action(store.trust.sign("action result", result))
     store.drop_failure(graph.key)
     return result
 

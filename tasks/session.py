@@ -18,6 +18,7 @@ from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.ranks import RankSet
 from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
 from graphkiln.storage.results import manifest_of, missing_from
+from graphkiln.storage.signing_keys import TrustedKeys
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.commit import commit_manifest
 from graphkiln.tasks.compile import cached_outcome, compile_graph
@@ -116,6 +117,8 @@ class CompileSession:
         self.ranks = ranks
         self._progress = progress
         self._started = time.monotonic()
+        if not store.trust.can_sign and self.committed_before is None:
+            store.trust.require_signer(f"{resolved.title} has no trusted commit")
         self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
         self._known: dict[Digest, GraphOutcome] = {}
         self._report: Report | None = None
@@ -160,6 +163,8 @@ class CompileSession:
             raise frontend_failure(self.resolved, error) from error
         self._warn_of_losses()
         plan = store_plan(self.resolved, parsed, self.store)
+        if self.committed_before is not None and self.committed_before.plan != plan:
+            self.store.trust.require_signer(f"{self.resolved.title} is not what was committed")
         if self._progress:
             self._progress.planned(wanted_graphs(plan, self.ranks))
         return plan
@@ -179,7 +184,7 @@ class CompileSession:
         """Look every wanted kernel graph up, and tell whether all of them are in the store, verified."""
         for key, graphs in self.wanted.items():
             if key not in self._known:
-                found = cached_outcome(graphs[0], self.store)
+                found = self._look_up(graphs[0])
                 if found is None:
                     return False
                 self._known[key] = found
@@ -241,7 +246,7 @@ class CompileSession:
         flight = self._workers.single_flight(self.store, self.resolved.limits.lease_seconds)
         outcome = flight.obtain(
             key,
-            look_up=lambda: cached_outcome(graphs[0], self.store),
+            look_up=lambda: self._look_up(graphs[0]),
             compile_under=lambda lease: self._compile(graphs, lease),
             failed_elsewhere=lambda failure: outcome_of_record(graphs[0], failure),
             tell_waiting=lambda owner: self._tell_waiting(graphs, owner),
@@ -249,6 +254,12 @@ class CompileSession:
         self._known[key] = outcome
         self._tell_finished(graphs, outcome)
         return outcome
+
+    def _look_up(self, graph: PlannedGraph) -> GraphOutcome | None:
+        found = cached_outcome(graph, self.store)
+        if found is None:
+            self.store.trust.require_signer(f"{graph.name} of {self.resolved.title} has no trusted result")
+        return found
 
     def _compile(self, graphs: list[PlannedGraph], lease: str) -> GraphOutcome:
         if self._progress:
@@ -285,6 +296,7 @@ def open_session(
     parameters: Mapping[str, Json] | None = None,
     store: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trusted_keys: TrustedKeys | None = None,
     ranks: RankSet | None = None,
     progress: Progress | None = None,
 ) -> CompileSession:
@@ -297,14 +309,16 @@ def open_session(
         parameters: what to set over the spec's parameters.
         store: URL of the store; `graphkiln.storage.store.default_url()` if None.
         storage_options: what fsspec passes to the store's file system.
+        trusted_keys: whose signatures count; see `graphkiln.storage.store.open_store`.
         ranks: compile only what these ranks need.
         progress: is told what happens.
 
     Raises:
-        BadInputError: the spec, the target, the parameters or the store cannot be used.
+        BadInputError: the spec, the target, the parameters, a key or the store cannot be used.
     """
     resolved = resolve(spec, target, parameters)
-    return CompileSession(resolved, open_for_writing(store, storage_options), workers, ranks=ranks, progress=progress)
+    opened = open_for_writing(store, storage_options, trusted_keys=trusted_keys)
+    return CompileSession(resolved, opened, workers, ranks=ranks, progress=progress)
 
 
 def committed_manifest(resolved: ResolvedNetwork, store: Store) -> Manifest | None:

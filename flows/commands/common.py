@@ -21,7 +21,13 @@ err = Console(stderr=True)
 
 
 def store_options(command: Command) -> Command:
-    """Add the options that name a store."""
+    """Add the options that name a store, and say whose signatures count in it."""
+    command = click.option(
+        "--trusted-keys",
+        multiple=True,
+        metavar="FILE",
+        help="Public keys, one a line: nothing counts that none of them signed. [default: $GRAPHKILN_TRUSTED_KEYS]",
+    )(command)
     command = click.option(
         "--storage-option", "options", multiple=True, metavar="KEY=VALUE", help="What fsspec passes to the store."
     )(command)
@@ -51,9 +57,12 @@ def report_error(error: GraphKilnError) -> None:
     err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
 
 
-def open_named_store(store: str | None, options: tuple[str, ...], *, checked: bool = True) -> Store:
+def open_named_store(
+    store: str | None, options: tuple[str, ...], trusted_keys: tuple[str, ...], *, checked: bool = True
+) -> Store:
     """Return the store that the options name, or the default one, without writing to it."""
-    return open_store(store or default_url(), storage_options(options), checked=checked)
+    url = store or default_url()
+    return open_store(url, storage_options(options), checked=checked, trusted_keys=trusted_keys or None)
 
 
 def storage_options(options: tuple[str, ...]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def compile_command(
     no_prefect: bool,
     store: str | None,
     options: tuple[str, ...],
+    trusted_keys: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Compile the network in SPEC, a TOML file, for one target, and commit it."""
@@ -67,6 +68,7 @@ def compile_command(
             parameters=dict(parse_assignment(item) for item in assignments),
             store=store,
             storage_options=storage_options(options),
+            trusted_keys=trusted_keys or None,
             ranks=parse_ranks(ranks),
             progress=progress,
         )
