@@ -30,7 +30,7 @@ Exit codes:
   4    the store is damaged
   5    what was asked for compiled, but nothing is committed yet (--ranks)
   6    the store's medium failed, such as a full disk
-  7    a commit is not trusted: nobody with a trusted key signed it as it is, or an older one was put back
+  7    not trusted: no trusted key has signed it, or an older commit was put back
   130  interrupted; what had compiled is kept
 """
 

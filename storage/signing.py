@@ -71,8 +71,9 @@ class Trust:
         return not self.required or self.signer is not None
 
     def name_of(self, signature: Signature | None) -> str | None:
-        """Return who has signed, for people; None if nobody did, or signatures are not looked at."""
-        return str(self._trusted[signature.key]) if signature and signature.key in self._trusted else None
+        """Return the comment of the trusted key that has signed, else its fingerprint; None if none has."""
+        key = self._trusted.get(signature.key) if signature else None
+        return None if key is None else key.comment or key.id
 
     def require_signer(self, why: str) -> None:
         """Make sure that what this user makes will be trusted.
