@@ -69,5 +69,6 @@ def test_opening_a_local_store_needs_neither_fsspec_nor_pydantic() -> None:
         "rich",
         "psutil",
         "zstandard",
+        "cryptography",
         *FRAMEWORKS,
     }
