@@ -163,8 +163,6 @@ class CompileSession:
             raise frontend_failure(self.resolved, error) from error
         self._warn_of_losses()
         plan = store_plan(self.resolved, parsed, self.store)
-        if self.committed_before is not None and self.committed_before.plan != plan:
-            self.store.trust.require_signer(f"{self.resolved.title} is not what was committed")
         if self._progress:
             self._progress.planned(wanted_graphs(plan, self.ranks))
         return plan

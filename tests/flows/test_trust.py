@@ -379,6 +379,7 @@ def test_a_changed_network_is_refused_before_its_compile(tmp_path: Path) -> None
         hosts.ensure("ci")
     assert caught.value.reason == "no-signing-key"
     assert not hosts.network.take_runs()
+    assert len([path for path in (hosts.store / layout.MANIFESTS).rglob("*") if path.is_file()]) == 1
     assert results(hosts.load("ci"), tmp_path / "loaded") == OF_7
 
 
