@@ -16,6 +16,7 @@ from graphkiln.flows.commands.inspection import (
     status_command,
     verify_command,
 )
+from graphkiln.flows.commands.keys import keys_group
 from graphkiln.flows.console import warnings_to
 from graphkiln.storage.errors import GraphKilnError
 
@@ -30,6 +31,7 @@ Exit codes:
   4    the store is damaged
   5    what was asked for compiled, but nothing is committed yet (--ranks)
   6    the store's medium failed, such as a full disk
+  7    not trusted: no trusted key has signed it, or an older commit was put back
   130  interrupted; what had compiled is kept
 """
 
@@ -69,7 +71,7 @@ def cli() -> None:
 
 _COMMANDS = (
     *(compile_command, status_command, show_command, explain_command, log_command, verify_command),
-    *(gc_command, rm_command, pin_command, unpin_command),
+    *(gc_command, rm_command, pin_command, unpin_command, keys_group),
 )
 for command in _COMMANDS:
     cli.add_command(command)

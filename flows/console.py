@@ -9,6 +9,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
@@ -16,7 +17,7 @@ from graphkiln.flows.inspection import Explanation, GraphStatus, VariantStatus
 from graphkiln.storage.collection import Collection
 from graphkiln.storage.keys import PartChange
 from graphkiln.storage.records import PlannedGraph
-from graphkiln.storage.verify import Verification
+from graphkiln.storage.verify import Severity, Verification
 from graphkiln.tasks.outcome import GraphOutcome
 from graphkiln.tasks.session import Report
 
@@ -28,6 +29,7 @@ _STYLES = {
     "not committed": "yellow",
     "failed": "bold red",
     "damaged": "bold red",
+    "untrusted": "bold red",
     "blocked": "yellow",
     "not compiled": "yellow",
 }
@@ -158,8 +160,9 @@ def print_report(console: Console, report: Report, backend: str) -> None:
 
 def print_variants(console: Console, variants: Sequence[VariantStatus]) -> None:
     """Print one row a variant."""
-    table = _table("network", "target", "variant", "state", "compiled", "committed")
-    for item in variants:
+    signed = [item.signed_by or "" for item in variants]
+    table = _table("network", "target", "variant", "state", "compiled", "committed", *["signed by"] * any(signed))
+    for item, signer in zip(variants, signed, strict=True):
         compiled = sum(graph.state == "compiled" for graph in item.graphs)
         committed = f"{item.committed_at.astimezone():%Y-%m-%d %H:%M:%S}" if item.committed_at else ""
         table.add_row(
@@ -169,6 +172,7 @@ def print_variants(console: Console, variants: Sequence[VariantStatus]) -> None:
             f"[{_STYLES[item.state]}]{item.state}[/]",
             f"{compiled} of {len(item.graphs)}",
             committed,
+            *[escape(signer)] * any(signed),
         )
     console.print(table)
 
@@ -221,13 +225,14 @@ def print_explanation(console: Console, found: Explanation) -> None:
 def print_verification(console: Console, found: Verification, url: str) -> None:
     """Print every problem and a summary."""
     for problem in found.problems:
-        style = "red" if problem.severity == "damage" else "yellow"
+        style = "yellow" if problem.severity == "leftover" else "red"
         console.print(f"[{style}]{problem.severity}[/] ", end="")
         console.print(
             problem.message, problem.path if problem.severity == "leftover" else "", markup=False, soft_wrap=True
         )
-    damaged = sum(problem.severity == "damage" for problem in found.problems)
-    verdict = f"{damaged} damaged: run the compile again to make them again" if damaged else "nothing is damaged"
+    severities: dict[Severity, str] = {"damage": "damaged", "untrusted": "not trusted"}
+    counts = [f"{found.count(severity)} {told}" for severity, told in severities.items() if found.count(severity)]
+    verdict = f"{', '.join(counts)}: run the compile again to make them again" if counts else "nothing is damaged"
     console.print(f"{url}: {found.objects} objects, {found.committed} committed variants; {verdict}", soft_wrap=True)
 
 

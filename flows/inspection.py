@@ -10,16 +10,26 @@ from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import unseal
-from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, UntrustedError
 from graphkiln.storage.keys import PartChange
 from graphkiln.storage.plans import key_changes
-from graphkiln.storage.records import ActionResult, FailureRecord, Manifest, Plan, PlanDocument, PlannedGraph, RefRecord
+from graphkiln.storage.records import (
+    ActionResult,
+    FailureRecord,
+    Manifest,
+    Plan,
+    PlanDocument,
+    PlannedGraph,
+    RefRecord,
+    VariantName,
+)
 from graphkiln.storage.results import manifest_of
-from graphkiln.storage.store import Store, VariantName
+from graphkiln.storage.store import Store
 
 Found = TypeVar("Found")
-GraphState = Literal["compiled", "failed", "not compiled", "damaged"]
-VariantState = Literal["committed", "outdated", "failed", "not committed", "damaged"]
+Fault = DamagedStoreError | UntrustedError
+GraphState = Literal["compiled", "failed", "not compiled", "damaged", "untrusted"]
+VariantState = Literal["committed", "outdated", "failed", "not committed", "damaged", "untrusted"]
 
 
 class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +67,8 @@ class VariantStatus(msgspec.Struct, frozen=True, kw_only=True):
             newest has not compiled; ``"failed"`` and ``"not committed"``: there is nothing to load.
         planned_at: when its plan was written; None if the plan is lost.
         committed_at: when it was committed; None if it is not.
-        damage: what is wrong with its documents, if anything.
+        signed_by: whose trusted signature its commit has; None where signatures are not required.
+        damage: what is wrong with its documents, if anything; that one is not trusted is wrong as well.
         parameters: the network's parameters.
         graphs: its kernel graphs.
     """
@@ -68,6 +79,7 @@ class VariantStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: VariantState
     planned_at: datetime | None
     committed_at: datetime | None
+    signed_by: str | None
     damage: str | None
     parameters: dict[str, object]
     graphs: tuple[GraphStatus, ...]
@@ -201,6 +213,7 @@ def compiler_log(store: Store, network: str, graph: str, target: str | None = No
     Raises:
         BadInputError: there is no such kernel graph, or it has not been compiled.
         DamagedStoreError: the log is damaged.
+        UntrustedError: nobody who is trusted has signed the result.
     """
     for found in variants_of(store, network, target or only_target(store, network), variant):
         for item in found.graphs:
@@ -223,44 +236,48 @@ def only_target(store: Store, network: str) -> str:
 
 
 def _variant_status(store: Store, network: str, target: str, variant: Digest) -> VariantStatus:
-    damage: list[str] = []
-    ref: RefRecord | None = _tolerant(lambda: store.read_ref(network, target, variant), damage)
-    document: PlanDocument | None = _tolerant(lambda: store.read_plan(network, target, variant), damage)
+    faults: list[Fault] = []
+    ref: RefRecord | None = _tolerant(lambda: store.read_ref(network, target, variant), faults)
+    document: PlanDocument | None = _tolerant(lambda: store.read_plan(network, target, variant), faults)
     manifest: Manifest | None = None
     if ref is not None:
-        manifest = _tolerant(lambda: manifest_of(store, ref), damage)
+        manifest = _tolerant(lambda: manifest_of(store, ref), faults)
     plan: Plan | None = document.plan if document else manifest.plan if manifest else None
     graphs = tuple(_graph_status(store, graph) for graph in plan.graphs) if plan else ()
     return VariantStatus(
         network=network,
         target=target,
         variant=variant,
-        state=_variant_state(damage, manifest, plan, graphs),
+        state=_variant_state(faults, manifest, plan, graphs),
         planned_at=document.created_at if document else None,
         committed_at=ref.committed_at if ref and manifest else None,
-        damage="; ".join(damage) or None,
+        signed_by=store.trust.name_of(ref.signature) if ref and manifest else None,
+        damage=_told(faults),
         parameters=dict(plan.network.parameters) if plan else {},
         graphs=graphs,
     )
 
 
 def _variant_state(
-    damage: list[str], manifest: Manifest | None, plan: Plan | None, graphs: tuple[GraphStatus, ...]
+    faults: list[Fault], manifest: Manifest | None, plan: Plan | None, graphs: tuple[GraphStatus, ...]
 ) -> VariantState:
-    if damage or any(graph.state == "damaged" for graph in graphs):
+    kind = _kind_of(faults)
+    if kind == "damaged" or any(graph.state == "damaged" for graph in graphs):
         return "damaged"
+    if kind is not None:
+        return kind
     if manifest is not None:
         return "committed" if manifest.plan == plan else "outdated"
     return "failed" if any(graph.state == "failed" for graph in graphs) else "not committed"
 
 
 def _graph_status(store: Store, graph: PlannedGraph) -> GraphStatus:
-    damage: list[str] = []
-    result: ActionResult | None = _tolerant(lambda: store.read_action(graph.key), damage)
+    faults: list[Fault] = []
+    result: ActionResult | None = _tolerant(lambda: store.read_action(graph.key), faults)
     failure: FailureRecord | None = None
     if result is None:
-        failure = _tolerant(lambda: store.read_failure(graph.key), damage)
-    state: GraphState = "compiled" if result else "damaged" if damage else "failed" if failure else "not compiled"
+        failure = _tolerant(lambda: store.read_failure(graph.key), faults)
+    state: GraphState = "compiled" if result else _kind_of(faults) or ("failed" if failure else "not compiled")
     return GraphStatus(
         name=graph.name,
         ranks=str(graph.ranks),
@@ -269,7 +286,7 @@ def _graph_status(store: Store, graph: PlannedGraph) -> GraphStatus:
         seconds=result.stats.seconds if result else failure.stats.seconds if failure else None,
         bytes=sum(ref.size for ref in result.outputs.values()) if result else None,
         reason=failure.reason if failure else None,
-        message=failure.message if failure else "; ".join(damage) or None,
+        message=failure.message if failure else _told(faults),
     )
 
 
@@ -309,9 +326,19 @@ def _log_of(store: Store, graph: GraphStatus) -> str:
     return store.get_blob(record.log, f"the compiler log of {graph.name}").decode(errors="replace")
 
 
-def _tolerant(read: Callable[[], Found], damage: list[str]) -> Found | None:
+def _tolerant(read: Callable[[], Found], faults: list[Fault]) -> Found | None:
     try:
         return read()
-    except DamagedStoreError as error:
-        damage.append(str(error))
+    except (DamagedStoreError, UntrustedError) as error:
+        faults.append(error)
         return None
+
+
+def _kind_of(faults: list[Fault]) -> Literal["damaged", "untrusted"] | None:
+    if any(isinstance(fault, DamagedStoreError) for fault in faults):
+        return "damaged"
+    return "untrusted" if faults else None
+
+
+def _told(faults: list[Fault]) -> str | None:
+    return "; ".join(map(str, faults)) or None

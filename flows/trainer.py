@@ -12,11 +12,18 @@ from graphkiln.flows.prefect_server import import_flow, server_configured
 from graphkiln.storage import layout
 from graphkiln.storage.canonical import Json, canonical_json
 from graphkiln.storage.digests import Digest
-from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError, NotCommittedError
+from graphkiln.storage.errors import (
+    BadInputError,
+    DamagedStoreError,
+    GraphKilnError,
+    NotCommittedError,
+    UntrustedError,
+)
 from graphkiln.storage.keys import changed_parts
 from graphkiln.storage.plans import toolchain
 from graphkiln.storage.records import Manifest
 from graphkiln.storage.results import manifest_of
+from graphkiln.storage.signing_keys import TrustedKeys
 from graphkiln.storage.store import Store, open_store
 from graphkiln.tasks.checks import refuse_unknown
 from graphkiln.tasks.network import CompiledNetwork
@@ -36,6 +43,7 @@ def ensure(
     parameters: Mapping[str, Json] | None = None,
     store: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trusted_keys: TrustedKeys | None = None,
     jobs: int | None = None,
 ) -> CompiledNetwork:
     """Compile what is missing, commit, and return the compiled network.
@@ -48,10 +56,12 @@ def ensure(
         parameters: what to set over the spec's parameters.
         store: URL of the store; ``$GRAPHKILN_STORE`` or the user's cache folder if None.
         storage_options: what fsspec passes to the store's file system.
+        trusted_keys: whose signatures count, as files or lines of OpenSSH; ``$GRAPHKILN_TRUSTED_KEYS`` if None.
         jobs: how many compilers may work at once; the number of cores if None.
 
     Raises:
-        BadInputError: the spec, the target, the parameters, the network or the store cannot be used.
+        BadInputError: the spec, the target, the parameters, the network, a key or the store cannot be used; or
+            something has to be made where signatures are required and there is no key to sign with.
         CompileFailedError: a kernel graph did not compile; the message names each one. Nothing was committed.
         StoreUnavailableError: the store's medium failed.
     """
@@ -60,7 +70,13 @@ def ensure(
 
     with Workers(jobs) as workers:
         session = open_session(
-            spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
+            spec,
+            workers,
+            target=target,
+            parameters=parameters,
+            store=store,
+            storage_options=storage_options,
+            trusted_keys=trusted_keys,
         )
         _run(session, workers.jobs)
         if session.committed is not None:
@@ -97,6 +113,7 @@ def load(
     parameters: Mapping[str, Json] | None = None,
     store: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trusted_keys: TrustedKeys | None = None,
 ) -> CompiledNetwork:
     """Return a committed network, compiling nothing.
 
@@ -111,23 +128,26 @@ def load(
         parameters: what was set over the spec's parameters.
         store: URL of the store; ``$GRAPHKILN_STORE`` or the user's cache folder if None.
         storage_options: what fsspec passes to the store's file system.
+        trusted_keys: whose signatures count, as files or lines of OpenSSH; ``$GRAPHKILN_TRUSTED_KEYS`` if None.
 
     Raises:
         NotCommittedError: no variant suits, or several do; the message lists what there is.
         DamagedStoreError: a document of the store is damaged, and none that is not suits.
-        BadInputError: a parameter is unknown, or the store cannot be read.
+        UntrustedError: signatures are required, and a commit has none that is trusted, or is older than one that was
+            seen in its place; and none that is trusted suits.
+        BadInputError: a parameter is unknown, or a key or the store cannot be read.
     """
-    opened = open_store(store, storage_options)
+    opened = open_store(store, storage_options, trusted_keys=trusted_keys)
     variants = opened.variants(layout.REFS, name, target)
     suiting: list[CompiledNetwork] = []
     others: list[str] = []
-    damage: list[DamagedStoreError] = []
+    unusable: list[DamagedStoreError | UntrustedError] = []
     for variant in variants:
         try:
             network = _committed(opened, *variant)
             misfit = _misfit(network.manifest, parameters or {})
-        except DamagedStoreError as error:
-            damage.append(error)
+        except (DamagedStoreError, UntrustedError) as error:
+            unusable.append(error)
             continue
         if misfit is None:
             suiting.append(network)
@@ -138,8 +158,8 @@ def load(
     if len(suiting) == 1:
         _warn_if_outdated(opened, suiting[0])
         return suiting[0]
-    if damage and not suiting:
-        raise damage[0]
+    if unusable and not suiting:
+        raise unusable[0]
     others += [
         f"  {network!r}: suits, with defaults {dict(network.manifest.plan.network.defaults)}" for network in suiting
     ]

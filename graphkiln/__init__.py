@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         GraphKilnError,
         NotCommittedError,
         StoreUnavailableError,
+        UntrustedError,
     )
     from graphkiln.storage.store import Store, open_store
     from graphkiln.tasks.contracts import Program
@@ -35,6 +36,7 @@ __all__ = [
     "Store",
     "StoreUnavailableError",
     "TargetSpec",
+    "UntrustedError",
     "__version__",
     "ensure",
     "load",
@@ -50,6 +52,7 @@ _HOMES = {
         "GraphKilnError",
         "NotCommittedError",
         "StoreUnavailableError",
+        "UntrustedError",
     ),
     "storage.store": ("Store", "open_store"),
     "tasks.contracts": ("Program",),

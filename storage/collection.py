@@ -25,9 +25,9 @@ from graphkiln.storage.leases import TIME_TO_LIVE_SECONDS, Leases, Observation, 
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.pins import SWEEP_SECONDS
 from graphkiln.storage.reach import Reach, Roots
-from graphkiln.storage.records import SweepRecord
+from graphkiln.storage.records import SweepRecord, VariantName
 from graphkiln.storage.retention import Policy, VariantFacts, dropped_variants
-from graphkiln.storage.store import Store, VariantName
+from graphkiln.storage.store import Store
 
 # What is kept longer than the grace period may say: damaged objects for a look, and what a run at work may have.
 QUARANTINE_LIFE = timedelta(days=7)
@@ -103,10 +103,11 @@ class Collector:
             monotonic: the clock that bounds how long is deleted after a look at the roots, in seconds.
             tell: is told what happens.
         """
-        self._store, self._policy = store, policy
+        # What one user does not trust, another may.
+        self._store, self._policy = store.for_everybody(), policy
         self._sleep, self._monotonic = sleep, monotonic
         self._tell = tell or _log.debug
-        self._reach = Reach(store)
+        self._reach = Reach(self._store)
         self._deleted: set[str] = set()
         self._seconds = SWEEP_SECONDS
 

@@ -56,3 +56,19 @@ class StoreUnavailableError(GraphKilnError):
     """The store's medium failed: the disk is full, the network is down, an I/O error."""
 
     exit_code = 6
+
+
+class UntrustedError(GraphKilnError):
+    """A stored object is whole, but nobody who is trusted has signed it as it is, or it has been put back.
+
+    Attributes:
+        path: the object.
+        stored: its bytes, for who replaces exactly them.
+    """
+
+    exit_code = 7
+
+    def __init__(self, message: str, *, reason: str, path: str = "", stored: bytes = b"") -> None:
+        super().__init__(message, reason=reason)
+        self.path = path
+        self.stored = stored

@@ -6,21 +6,23 @@ warns, and answers None.
 """
 
 import contextlib
+import copy
 import errno
 import functools
 import logging
 import secrets
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import Body, seal, unseal
-from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError, UntrustedError
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
-from graphkiln.storage.records import QuarantineNote
+from graphkiln.storage.records import QuarantineNote, Signed
+from graphkiln.storage.signing import EVERYBODY, Trust
 
 # A writer that loses this many compare-and-set races in a row is not racing, but broken.
 REPLACE_TRIES = 100
@@ -43,22 +45,43 @@ Stored: TypeAlias = bytes | FileNotFoundError | DamagedStoreError
 class ObjectStore:
     """Blobs, and documents at given paths. Safe to share between threads."""
 
-    def __init__(self, filesystem: StoreFilesystem, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        filesystem: StoreFilesystem,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        trust: Trust = EVERYBODY,
+    ) -> None:
         self._fs = filesystem
         self._now = now
+        self.trust = trust
+        self._told: set[str] = set()
 
     @property
     def url(self) -> str:
         """Where the store is, without a password."""
         return self._fs.url
 
+    def for_everybody(self) -> Self:
+        """Return this store without its trust: for those who only ask what is there, whoever has signed it."""
+        everybody = copy.copy(self)
+        everybody.trust = EVERYBODY
+        return everybody
+
     def mend(self, read: Callable[[], Found]) -> Found | None:
-        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None."""
+        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None.
+
+        What is not trusted stays, as others may trust it, until something trusted is written in its place; it is
+        warned of once.
+        """
         try:
             return read()
         except DamagedStoreError as error:
             self.quarantine(error)
-            return None
+        except UntrustedError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                _log.warning("%s", error)
+        return None
 
     def quarantine(self, error: DamagedStoreError) -> None:
         """Move the object that `error` is about out of the way, and warn."""
@@ -210,11 +233,17 @@ class ObjectStore:
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
         return self._document(path, self.read_all([path])[0], kind, body_type)
 
+    def _opened(self, data: bytes, kind: str, body_type: type[Body]) -> Body:
+        body = unseal(data, kind, body_type)
+        if isinstance(body, Signed):
+            self.trust.check(kind, data, body)
+        return body
+
     def _document(self, path: str, found: Stored, kind: str, body_type: type[Body]) -> Body | None:
         if isinstance(found, FileNotFoundError):
             return None
         with self._about(path, f"the {kind}"):
-            return unseal(_returned(found), kind, body_type)
+            return self._opened(_returned(found), kind, body_type)
 
     def _create_or_mend(self, objects: Mapping[str, bytes]) -> list[str]:
         """Write objects that are named by their digests, unless they are there and whole.
@@ -260,15 +289,18 @@ class ObjectStore:
 
         self.mend(delete)
 
-    def _replace(self, path: str, data: bytes) -> None:
+    def _replace(self, path: str, data: bytes, *, stays: Callable[[bytes], bool] = lambda _: False) -> bool:
+        """Write an object in place of the one that is there, unless that one `stays`; tell whether it was written."""
         for _ in range(REPLACE_TRIES):
             try:
                 current = self.mend(lambda: self.read_raw(path))
             except FileNotFoundError:
                 current = None
+            if current is not None and current != data and stays(current):
+                return False
             with self._medium(path):
                 if current == data or self._fs.replace(path, data, expected=current):
-                    return
+                    return True
         raise self._contended(path)
 
     def _misplaced(self, path: str, belongs_to: str) -> DamagedStoreError:
@@ -293,6 +325,9 @@ class ObjectStore:
             if error.path:
                 raise
             raise self._damage(path, what, error) from error
+        except UntrustedError as error:
+            message = f"{self.url}/{path} ({what}) is not trusted: {error}"
+            raise UntrustedError(message, reason=error.reason, path=path, stored=error.stored) from error
         except BadInputError as error:
             raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
 

@@ -21,8 +21,8 @@ from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError
 from graphkiln.storage.leases import this_process
 from graphkiln.storage.periodic import Periodic
-from graphkiln.storage.records import PinRecord, SweepRecord
-from graphkiln.storage.store import Store, VariantName
+from graphkiln.storage.records import PinRecord, SweepRecord, VariantName
+from graphkiln.storage.store import Store
 
 RUN_PIN_LIFE = timedelta(hours=1)
 # How long what was removed is kept for a trainer that may still be loading it.
@@ -219,7 +219,7 @@ def remove_variant(store: Store, variant: VariantName) -> bool:
         network, target, digest = variant
         message = f"{network} for {target} (variant {digest[:12]}) is pinned ({pin.reason}): unpin it first"
         raise BadInputError(message, reason="pinned")
-    ref = store.mend(lambda: store.read_ref(*variant))
+    ref = store.mend(lambda: store.for_everybody().read_ref(*variant))
     if ref is not None:
         pin_manifest(store, variant, ref.manifest, reason="removed a short time ago", life=REMOVED_PIN_LIFE)
     removed = [store.remove_variant(folder, variant) for folder in (layout.REFS, layout.PLANS)]

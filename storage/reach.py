@@ -11,8 +11,8 @@ from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.pins import pins_of
-from graphkiln.storage.records import ActionResult, Manifest, PinRecord, Plan, PlanDocument, RefRecord
-from graphkiln.storage.store import Store, VariantName
+from graphkiln.storage.records import ActionResult, Manifest, PinRecord, Plan, PlanDocument, RefRecord, VariantName
+from graphkiln.storage.store import Store
 
 Found = TypeVar("Found")
 

@@ -17,6 +17,34 @@ from graphkiln.storage.ranks import RankSet
 # A time without a zone means another moment on another host.
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
+# Network, target and variant.
+VariantName = tuple[str, str, Digest]
+
+# As OpenSSH writes the fingerprint of a public key.
+KeyId = Annotated[str, msgspec.Meta(pattern=r"^SHA256:[A-Za-z0-9+/]{43}\Z")]
+
+
+class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who answers for a document.
+
+    Attributes:
+        key: fingerprint of the public key.
+        value: the Ed25519 signature, in hexadecimal digits.
+    """
+
+    key: KeyId
+    value: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
+
+
+class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A document that counts only with a trusted signature, where trusted keys are configured.
+
+    Attributes:
+        signature: over everything else in the document; None if nobody signed it.
+    """
+
+    signature: Signature | None = None
+
 
 class StoreFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the whole store is written in."""
@@ -133,7 +161,7 @@ class CompileStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished_at: Moment
 
 
-class ActionResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ActionResult(Signed, frozen=True, forbid_unknown_fields=True):
     """What a successful compile made.
 
     Attributes:
@@ -196,7 +224,7 @@ class Superseded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: Moment
 
 
-class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RefRecord(Signed, frozen=True, forbid_unknown_fields=True):
     """The commit point of one variant.
 
     Attributes:
@@ -214,6 +242,11 @@ class RefRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     manifest: Digest
     committed_at: Moment
     superseded: tuple[Superseded, ...] = ()
+
+    @property
+    def variant_name(self) -> VariantName:
+        """Whose commit point it is."""
+        return self.network, self.target, self.variant
 
 
 class PinRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

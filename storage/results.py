@@ -15,8 +15,8 @@ from graphkiln.storage.store import Store
 def usable_result(store: Store, key: Digest) -> ActionResult | None:
     """Return the verified result of an action, or None if it has to run (again).
 
-    Damage is set aside with a warning. If an output is lost, so is the result. A lost log is only a loss of the
-    log, for which nothing is compiled again.
+    Damage is set aside with a warning; what is not trusted counts as absent. If an output is lost, so is the result. A
+    lost log is only a loss of the log, for which nothing is compiled again.
     """
     return usable_results(store, [key])[key]
 
@@ -68,7 +68,10 @@ def _with_readable_log(store: Store, result: ActionResult) -> ActionResult:
     if log is None or store.mend(lambda: store.get_blob(log, f"compiler log of the action {result.key}")) is not None:
         return result
     without = msgspec.structs.replace(result, log=None)
-    store.replace_action(without)
+    if result.signature is None or store.trust.signer is not None:
+        # Without a key the signed one stays: it is worth more than a tidy log.
+        without = store.trust.sign("action result", without)
+        store.replace_action(without)
     return without
 
 

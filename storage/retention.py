@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from graphkiln.storage.store import VariantName
+from graphkiln.storage.records import VariantName
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

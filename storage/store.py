@@ -11,7 +11,7 @@ from typing import Any
 from graphkiln.storage import layout
 from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import seal, unseal
-from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, UntrustedError
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.locations import open_filesystem
@@ -23,12 +23,14 @@ from graphkiln.storage.records import (
     PinRecord,
     PlanDocument,
     RefRecord,
+    Signed,
     StoreFormat,
+    VariantName,
 )
+from graphkiln.storage.signing import configured_trust
+from graphkiln.storage.signing_keys import TrustedKeys
 
 FORMAT_VERSION = 1
-
-VariantName = tuple[str, str, Digest]
 
 
 def default_url() -> str:
@@ -43,33 +45,45 @@ def default_url() -> str:
     return str(cache / "graphkiln")
 
 
-def open_store(url: str | None = None, options: Mapping[str, Any] | None = None, *, checked: bool = True) -> "Store":
+def open_store(
+    url: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    checked: bool = True,
+    trusted_keys: TrustedKeys | None = None,
+) -> "Store":
     """Return a store, which need not exist yet; nothing is written.
 
     Args:
         url: where it is; `default_url()` if None.
         options: what fsspec passes to the file system.
         checked: whether to read the store's format; only a verification does without.
+        trusted_keys: whose signatures count, as files or lines of OpenSSH; ``$GRAPHKILN_TRUSTED_KEYS`` if None.
 
     Raises:
-        BadInputError: the URL cannot be opened, or a newer GraphKiln wrote the store.
+        BadInputError: the URL cannot be opened, a key cannot be used, or a newer GraphKiln wrote the store.
         DamagedStoreError: the store's format file is damaged, or missing though the store is in use.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options))
+    store = Store(open_filesystem(url or default_url(), options), trust=configured_trust(trusted_keys))
     if checked:
         store.read_format()
     return store
 
 
-def open_for_writing(url: str | None = None, options: Mapping[str, Any] | None = None) -> "Store":
+def open_for_writing(
+    url: str | None = None, options: Mapping[str, Any] | None = None, *, trusted_keys: TrustedKeys | None = None
+) -> "Store":
     """Return a store that can be written; a damaged format file is written again, with a warning.
 
+    Its arguments are those of `open_store`.
+
     Raises:
-        BadInputError: the URL cannot be opened, the store cannot be written, or a newer GraphKiln wrote it.
+        BadInputError: the URL cannot be opened, a key cannot be used, the store cannot be written, or a newer
+            GraphKiln wrote it.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options))
+    store = Store(open_filesystem(url or default_url(), options), trust=configured_trust(trusted_keys))
     store.prepare_for_writing()
     return store
 
@@ -142,11 +156,11 @@ class Store(ObjectStore):
         return self._action(key, self.read_all([path])[0])
 
     def read_actions(self, keys: Sequence[Digest]) -> dict[Digest, ActionResult | None]:
-        """Return what `read_action` does of each action but those whose results are damaged."""
+        """Return what `read_action` does of each action but those whose results are damaged or not trusted."""
         paths = [layout.by_digest(layout.ACTIONS, key) for key in keys]
         results: dict[Digest, ActionResult | None] = {}
         for key, found in zip(keys, self.read_all(paths), strict=True):
-            with contextlib.suppress(DamagedStoreError):
+            with contextlib.suppress(DamagedStoreError, UntrustedError):
                 results[key] = self._action(key, found)
         return results
 
@@ -160,25 +174,37 @@ class Store(ObjectStore):
         return result
 
     def write_action(self, result: ActionResult) -> ActionResult:
-        """Store the result of an action; the first writer wins.
+        """Store the result of an action; the first writer wins, unless what is there is not trusted.
 
         Returns:
             The result that is stored now.
+
+        Raises:
+            UntrustedError: signatures are required, and the result has none that is trusted.
         """
         path = layout.by_digest(layout.ACTIONS, result.key)
-        data = seal("action result", result)
+        data = self._sealed(path, "action result", result)
+
+        def read_or_replace() -> ActionResult | None:
+            try:
+                return self.read_action(result.key)
+            except UntrustedError as error:
+                with self._medium(path):
+                    return result if self._fs.replace(path, data, expected=error.stored) else None
+
         for _ in range(REPLACE_TRIES):
             with self._medium(path):
                 if self._fs.create(path, data):
                     return result
-            found = self.mend(lambda: self.read_action(result.key))
+            found = self.mend(read_or_replace)
             if found is not None:
                 return found
         raise self._contended(path)
 
     def replace_action(self, result: ActionResult) -> None:
         """Store the result of an action in place of the one that is there."""
-        self._replace(layout.by_digest(layout.ACTIONS, result.key), seal("action result", result))
+        path = layout.by_digest(layout.ACTIONS, result.key)
+        self._replace(path, self._sealed(path, "action result", result))
 
     def drop_action(self, key: Digest) -> None:
         """Forget the result of an action, because something that it names is lost."""
@@ -271,15 +297,36 @@ class Store(ObjectStore):
     def read_ref(self, network: str, target: str, variant: Digest) -> RefRecord | None:
         """Return the commit point of a variant, or None."""
         path = layout.by_variant(layout.REFS, network, target, variant)
+        latest = self.trust.latest_commit(self.url, (network, target, variant))
         ref = self._read_document(path, "ref", RefRecord)
-        if ref is not None and (ref.network, ref.target, ref.variant) != (network, target, variant):
+        if ref is not None and ref.variant_name != (network, target, variant):
             raise self._misplaced(path, f"{ref.network} for {ref.target} (variant {ref.variant[:12]})")
+        if ref is not None:
+            with self._about(path, "the ref"):
+                self.trust.check_not_older(self.url, ref, latest)
         return ref
 
-    def write_ref(self, ref: RefRecord) -> None:
-        """Durably move the commit point of a variant. Its manifest must be durable already."""
+    def write_ref(self, ref: RefRecord) -> bool:
+        """Durably move the commit point of a variant. Its manifest must be durable already.
+
+        Returns:
+            False where signatures are required and a trusted ref is there that is no older, and stays.
+
+        Raises:
+            UntrustedError: signatures are required, and the ref has none that is trusted.
+        """
         path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)
-        self._replace(path, seal("ref", ref))
+
+        def stays(stored: bytes) -> bool:
+            try:
+                return self.trust.required and self._opened(stored, "ref", RefRecord).committed_at >= ref.committed_at
+            except (DamagedStoreError, UntrustedError):
+                return False
+
+        if not self._replace(path, self._sealed(path, "ref", ref), stays=stays):
+            return False
+        self.trust.remember(self.url, ref)
+        return True
 
     def remove_variant(self, folder: str, variant: VariantName) -> bool:
         """Delete the plan or the ref of a variant, unless somebody changes it meanwhile; tell whether it was there.
@@ -311,3 +358,9 @@ class Store(ObjectStore):
             for item in found
             if len(item) == 3 and layout.is_name(item[0]) and layout.is_name(item[1]) and is_digest(item[2])
         ]
+
+    def _sealed(self, path: str, kind: str, record: Signed) -> bytes:
+        data = seal(kind, record)
+        with self._about(path, f"the {kind}, not written yet"):
+            self.trust.check(kind, data, record)
+        return data

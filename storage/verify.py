@@ -10,7 +10,7 @@ from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import unseal
-from graphkiln.storage.errors import DamagedStoreError
+from graphkiln.storage.errors import DamagedStoreError, UntrustedError
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.pins import is_pin_path
 from graphkiln.storage.records import Plan, QuarantineNote
@@ -18,6 +18,7 @@ from graphkiln.storage.results import manifest_of, missing_from
 from graphkiln.storage.store import Store
 
 Found = TypeVar("Found")
+Severity = Literal["damage", "leftover", "untrusted"]
 
 
 class Problem(msgspec.Struct, frozen=True, order=True):
@@ -26,12 +27,13 @@ class Problem(msgspec.Struct, frozen=True, order=True):
     Attributes:
         path: the object.
         severity: ``"damage"`` is a missing or altered object, which the next compile makes again; ``"leftover"``
-            is what a killed run left, which hurts nobody.
+            is what a killed run left, which hurts nobody; ``"untrusted"`` is what has no trusted signature where
+            signatures are required, which the next compile makes again as well.
         message: what is wrong.
     """
 
     path: str
-    severity: Literal["damage", "leftover"]
+    severity: Severity
     message: str
 
 
@@ -51,7 +53,16 @@ class Verification(msgspec.Struct, frozen=True):
     @property
     def damaged(self) -> bool:
         """Whether anything is damaged."""
-        return any(problem.severity == "damage" for problem in self.problems)
+        return self.count("damage") > 0
+
+    @property
+    def untrusted(self) -> bool:
+        """Whether anything has no trusted signature that needs one."""
+        return self.count("untrusted") > 0
+
+    def count(self, severity: Severity) -> int:
+        """Return how many problems there are of one severity."""
+        return sum(problem.severity == severity for problem in self.problems)
 
 
 def verify_store(store: Store) -> Verification:
@@ -202,18 +213,21 @@ class _Verifier:
     def _absent(self, read: Callable[[], object]) -> bool:
         try:
             return read() is None
-        except DamagedStoreError as error:
-            self._note(error.path, "damage", str(error))
+        except (DamagedStoreError, UntrustedError) as error:
+            self._note_error(error)
             return False
 
     def _check(self, read: Callable[[], Found]) -> Found | None:
         try:
             return read()
-        except DamagedStoreError as error:
-            self._note(error.path, "damage", str(error))
+        except (DamagedStoreError, UntrustedError) as error:
+            self._note_error(error)
             return None
 
-    def _note(self, path: str, severity: Literal["damage", "leftover"], message: str) -> None:
+    def _note_error(self, error: DamagedStoreError | UntrustedError) -> None:
+        self._note(error.path, "untrusted" if isinstance(error, UntrustedError) else "damage", str(error))
+
+    def _note(self, path: str, severity: Severity, message: str) -> None:
         self._problems.setdefault((path, severity), Problem(path, severity, message))
 
 

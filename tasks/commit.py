@@ -45,6 +45,7 @@ def commit_manifest(
     Raises:
         CompileFailedError: a kernel graph of the plan has not compiled. Nothing is written.
         DamagedStoreError: something is not what was written. Nothing is written.
+        BadInputError: the manifest is new, signatures are required, and there is no key to sign with.
     """
     current = store.mend(lambda: store.read_ref(plan.network.name, plan.target.name, plan.variant))
     if current is not None and _names(store, current, plan, verified):
@@ -56,6 +57,8 @@ def commit_manifest(
     manifest = Manifest(plan=plan, artifacts=artifacts)
     pin.add(manifests=[digest_bytes(seal("manifest", manifest))])
     known = store.holds_manifest(manifest)
+    if not known:
+        store.trust.require_signer(f"{plan.title()} has to be committed")
     digest = store.write_manifest(manifest)
     store.read_manifest(digest)
     return _move_ref(plan, digest, store, known=known)
@@ -102,7 +105,11 @@ def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> Ref
     if current is None and known:
         # A ref that was lost cannot be told from a commit that was killed before it wrote one.
         path = layout.by_variant(layout.REFS, *variant)
-        _log.warning("%s/%s was missing, though its manifest was there: it is written again", store.url, path)
+        _log.warning(
+            "%s/%s was missing or could not be used, though its manifest was there: it is written again",
+            store.url,
+            path,
+        )
     if current is not None and current.manifest == manifest:
         return current
     now = store.now()
@@ -116,5 +123,6 @@ def _move_ref(plan: Plan, manifest: Digest, store: Store, *, known: bool) -> Ref
         committed_at=now,
         superseded=tuple(recent[:_MOST_SUPERSEDED]),
     )
-    store.write_ref(ref)
-    return ref
+    ref = store.trust.sign_ref(store.url, ref, after=current)
+    # Else another run has committed meanwhile.
+    return ref if store.write_ref(ref) else _move_ref(plan, manifest, store, known=known)

@@ -48,15 +48,14 @@ def _store_result(
 ) -> ActionResult:
     outputs = _put_pinned(list(made.value.values()), store, pin)
     log = _put_pinned([made.log], store, pin)[0] if made.log else None
-    result = store.write_action(
-        ActionResult(
-            key=graph.key,
-            parts=parts_of(plan, graph),
-            outputs=dict(zip(made.value, outputs, strict=True)),
-            log=log,
-            stats=_stats(made.seconds, made.peak_memory_bytes),
-        )
+    result = ActionResult(
+        key=graph.key,
+        parts=parts_of(plan, graph),
+        outputs=dict(zip(made.value, outputs, strict=True)),
+        log=log,
+        stats=_stats(made.seconds, made.peak_memory_bytes),
     )
+    result = store.write_action(store.trust.sign("action result", result))
     store.drop_failure(graph.key)
     return result
 

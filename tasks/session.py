@@ -18,6 +18,7 @@ from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.ranks import RankSet
 from graphkiln.storage.records import ActionResult, Manifest, Plan, PlannedGraph, RefRecord
 from graphkiln.storage.results import manifest_of, missing_from, usable_result, usable_results
+from graphkiln.storage.signing_keys import TrustedKeys
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.commit import commit_manifest
 from graphkiln.tasks.compile import compile_graph
@@ -116,6 +117,8 @@ class CompileSession:
         self.ranks = ranks
         self._progress = progress
         self._started = time.monotonic()
+        if not store.trust.can_sign and self.committed_before is None:
+            store.trust.require_signer(f"{resolved.title} has no trusted commit")
         self._parsed: Future[list[KernelGraph]] = workers.submit(functools.partial(workers.parse, resolved))
         self.pin = workers.pin(store, (resolved.network.name, resolved.target.name, resolved.variant))
         self._known: dict[Digest, GraphOutcome] = {}
@@ -270,11 +273,14 @@ class CompileSession:
 
     def _missing(self, named: dict[str, GraphOutcome]) -> tuple[str, ...]:
         others = [graph for graph in self.plan.graphs if graph.name not in named]
-        return tuple(graph.name for graph in others if self._look_up(graph) is None)
+        return tuple(graph.name for graph in others if usable_result(self.store, graph.key) is None)
 
     def _look_up(self, graph: PlannedGraph) -> GraphOutcome | None:
         result = usable_result(self.store, graph.key)
-        return None if result is None else self._cached(graph, result)
+        if result is None:
+            self.store.trust.require_signer(f"{graph.name} of {self.resolved.title} has no trusted result")
+            return None
+        return self._cached(graph, result)
 
     def _cached(self, graph: PlannedGraph, result: ActionResult) -> GraphOutcome:
         self._verified[graph.key] = result
@@ -295,6 +301,7 @@ def open_session(
     parameters: Mapping[str, Json] | None = None,
     store: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trusted_keys: TrustedKeys | None = None,
     ranks: RankSet | None = None,
     progress: Progress | None = None,
 ) -> CompileSession:
@@ -307,14 +314,16 @@ def open_session(
         parameters: what to set over the spec's parameters.
         store: URL of the store; `graphkiln.storage.store.default_url()` if None.
         storage_options: what fsspec passes to the store's file system.
+        trusted_keys: whose signatures count; see `graphkiln.storage.store.open_store`.
         ranks: compile only what these ranks need.
         progress: is told what happens.
 
     Raises:
-        BadInputError: the spec, the target, the parameters or the store cannot be used.
+        BadInputError: the spec, the target, the parameters, a key or the store cannot be used.
     """
     resolved = resolve(spec, target, parameters)
-    return CompileSession(resolved, open_for_writing(store, storage_options), workers, ranks=ranks, progress=progress)
+    opened = open_for_writing(store, storage_options, trusted_keys=trusted_keys)
+    return CompileSession(resolved, opened, workers, ranks=ranks, progress=progress)
 
 
 def committed_manifest(resolved: ResolvedNetwork, store: Store) -> Manifest | None:

@@ -13,7 +13,8 @@ from typing import TypeVar
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.leases import Leases
 from graphkiln.storage.pins import RunPin
-from graphkiln.storage.store import Store, VariantName
+from graphkiln.storage.records import VariantName
+from graphkiln.storage.store import Store
 from graphkiln.tasks.contracts import KernelGraph
 from graphkiln.tasks.outcome import GraphOutcome
 from graphkiln.tasks.resolve import ResolvedNetwork

@@ -7,14 +7,13 @@ import click
 from rich.status import Status
 
 from graphkiln.flows.commands.common import (
+    StoreLocation,
     errors_as_json,
     json_option,
     jsonable,
     name_of,
-    open_named_store,
     out,
     print_json,
-    storage_options,
     store_options,
     target_option,
     variant_option,
@@ -23,9 +22,9 @@ from graphkiln.flows.console import print_collection
 from graphkiln.flows.inspection import variant_names
 from graphkiln.storage import layout
 from graphkiln.storage.collection import Collector
-from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.pins import pin_variant, remove_variant, unpin_variant
-from graphkiln.storage.store import Store, VariantName, default_url, open_for_writing
+from graphkiln.storage.records import VariantName
+from graphkiln.storage.store import Store
 from graphkiln.tasks.quantities import parse_duration, retention_policy
 
 Answer = TypeVar("Answer")
@@ -53,8 +52,7 @@ def gc_command(
     older_than: str | None,
     max_size: str | None,
     grace: str,
-    store: str | None,
-    options: tuple[str, ...],
+    store: StoreLocation,
     as_json: bool,
 ) -> int:
     """Take away what no variant and no pin needs, and variants that an option drops.
@@ -63,7 +61,7 @@ def gc_command(
     """
     with errors_as_json(as_json):
         policy = retention_policy(keep_last=keep_last, older_than=older_than, max_size=max_size, grace=grace)
-        opened = _open_existing(store, options, for_writing=not dry_run)
+        opened = store.open_existing(for_writing=not dry_run)
         with Status("reading the store", console=out) as status:
             if as_json or not out.is_terminal:
                 status.stop()
@@ -83,7 +81,11 @@ def gc_command(
 @store_options
 @json_option
 def rm_command(
-    network: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...], as_json: bool
+    network: str,
+    target: str | None,
+    variant: str,
+    store: StoreLocation,
+    as_json: bool,
 ) -> int:
     """Remove variants of NETWORK: those that --target and --variant name, or all of them.
 
@@ -97,7 +99,6 @@ def rm_command(
         target,
         variant,
         store,
-        options,
         as_json=as_json,
     )
 
@@ -116,8 +117,7 @@ def pin_command(
     variant: str,
     life: str | None,
     reason: str,
-    store: str | None,
-    options: tuple[str, ...],
+    store: StoreLocation,
     as_json: bool,
 ) -> int:
     """Keep committed variants of NETWORK from being dropped, and what they name now from being taken away."""
@@ -126,7 +126,7 @@ def pin_command(
         pin_variant(opened, name, reason=reason, life=None if life is None else parse_duration(life))
         return True
 
-    return _for_each_variant("pinned", pin, (layout.REFS,), network, target, variant, store, options, as_json=as_json)
+    return _for_each_variant("pinned", pin, (layout.REFS,), network, target, variant, store, as_json=as_json)
 
 
 @click.command("unpin")
@@ -136,11 +136,22 @@ def pin_command(
 @store_options
 @json_option
 def unpin_command(
-    network: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...], as_json: bool
+    network: str,
+    target: str | None,
+    variant: str,
+    store: StoreLocation,
+    as_json: bool,
 ) -> int:
     """Take the pins of NETWORK away that `pin` made."""
     return _for_each_variant(
-        "unpinned", unpin_variant, (layout.KEPT_PINS,), network, target, variant, store, options, as_json=as_json
+        "unpinned",
+        unpin_variant,
+        (layout.KEPT_PINS,),
+        network,
+        target,
+        variant,
+        store,
+        as_json=as_json,
     )
 
 
@@ -151,13 +162,12 @@ def _for_each_variant(
     network: str,
     target: str | None,
     variant: str,
-    store: str | None,
-    options: tuple[str, ...],
+    store: StoreLocation,
     *,
     as_json: bool,
 ) -> int:
     with errors_as_json(as_json):
-        opened = _open_existing(store, options)
+        opened = store.open_existing()
         names = [
             name for name in variant_names(opened, folders, name_of(network), target, variant) if act(opened, name)
         ]
@@ -169,11 +179,3 @@ def _for_each_variant(
 
 
 _KEYS = ("network", "target", "variant")
-
-
-def _open_existing(store: str | None, options: tuple[str, ...], *, for_writing: bool = True) -> Store:
-    """Open a store that must be there: none is made only to be empty."""
-    opened = open_named_store(store, options)
-    if opened.read_format() is None:
-        raise BadInputError(f"there is no store at {opened.url}", reason="no-store")
-    return open_for_writing(store or default_url(), storage_options(options)) if for_writing else opened

@@ -1,8 +1,9 @@
 """What the commands share: options, opening a store, and how results and errors are printed."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -10,24 +11,73 @@ import orjson
 from rich.console import Console
 
 from graphkiln.flows.console import PipeConsole
-from graphkiln.storage.errors import GraphKilnError
-from graphkiln.storage.store import Store, default_url, open_store
+from graphkiln.storage.errors import BadInputError, GraphKilnError
+from graphkiln.storage.store import Store, open_for_writing, open_store
 from graphkiln.tasks.spec import load_spec, parse_assignment
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 out = PipeConsole()
 err = Console(stderr=True)
 
 
-def store_options(command: Command) -> Command:
-    """Add the options that name a store."""
-    command = click.option(
+class StoreLocation(NamedTuple):
+    """Which store the options of a command name, and whose signatures count in it.
+
+    Attributes:
+        url: where it is, as the user gave it; None for the default one.
+        options: what fsspec passes to its file system, as ``key=value``.
+        trusted_keys: files of public keys.
+    """
+
+    url: str | None
+    options: tuple[str, ...]
+    trusted_keys: tuple[str, ...]
+
+    def parsed_options(self) -> dict[str, Any]:
+        """Return the options by name.
+
+        Raises:
+            BadInputError: one is not of the form ``key=value``.
+        """
+        return dict(parse_assignment(item) for item in self.options)
+
+    def open(self, *, checked: bool = True) -> Store:
+        """Return the store, without writing to it."""
+        return open_store(self.url, self.parsed_options(), checked=checked, trusted_keys=self.trusted_keys or None)
+
+    def open_existing(self, *, for_writing: bool = True) -> Store:
+        """Return the store, which must be there: none is made only to be looked at.
+
+        Raises:
+            BadInputError: there is none.
+        """
+        opened = self.open()
+        if opened.read_format() is None:
+            raise BadInputError(f"there is no store at {opened.url}", reason="no-store")
+        if not for_writing:
+            return opened
+        return open_for_writing(self.url, self.parsed_options(), trusted_keys=self.trusted_keys or None)
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a store and say whose signatures count in it, as one argument `store`."""
+
+    @click.option("--store", metavar="URL", help="Where the store is. [default: $GRAPHKILN_STORE or the cache folder]")
+    @click.option(
         "--storage-option", "options", multiple=True, metavar="KEY=VALUE", help="What fsspec passes to the store."
-    )(command)
-    return click.option(
-        "--store", metavar="URL", help="Where the store is. [default: $GRAPHKILN_STORE or the cache folder]"
-    )(command)
+    )
+    @click.option(
+        "--trusted-keys",
+        multiple=True,
+        metavar="FILE",
+        help="Public keys, one a line: nothing counts that none of them signed. [default: $GRAPHKILN_TRUSTED_KEYS]",
+    )
+    @functools.wraps(command)
+    def with_location(
+        *arguments: Any, store: str | None, options: tuple[str, ...], trusted_keys: tuple[str, ...], **more: Any
+    ) -> Any:
+        return command(*arguments, store=StoreLocation(store, options, trusted_keys), **more)
+
+    return with_location
 
 
 target_option = click.option("--target", metavar="NAME", help="One of the targets. [default: the only or first one]")
@@ -49,16 +99,6 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
 def report_error(error: GraphKilnError) -> None:
     """Print an error for people."""
     err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True, style="red")
-
-
-def open_named_store(store: str | None, options: tuple[str, ...], *, checked: bool = True) -> Store:
-    """Return the store that the options name, or the default one, without writing to it."""
-    return open_store(store or default_url(), storage_options(options), checked=checked)
-
-
-def storage_options(options: tuple[str, ...]) -> dict[str, Any]:
-    """Return what ``--storage-option`` gave."""
-    return dict(parse_assignment(item) for item in options)
 
 
 def name_of(network: str) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from graphkiln.flows.commands.common import (
+    StoreLocation,
     errors_as_json,
     json_option,
     jsonable,
     out,
     print_json,
-    storage_options,
     store_options,
     target_option,
 )
@@ -49,8 +49,7 @@ def compile_command(
     ranks: str | None,
     jobs: int | None,
     no_prefect: bool,
-    store: str | None,
-    options: tuple[str, ...],
+    store: StoreLocation,
     as_json: bool,
 ) -> int:
     """Compile the network in SPEC, a TOML file, for one target, and commit it."""
@@ -65,8 +64,9 @@ def compile_command(
             workers,
             target=target,
             parameters=dict(parse_assignment(item) for item in assignments),
-            store=store,
-            storage_options=storage_options(options),
+            store=store.url,
+            storage_options=store.parsed_options(),
+            trusted_keys=store.trusted_keys or None,
             ranks=parse_ranks(ranks),
             progress=progress,
         )

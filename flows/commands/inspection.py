@@ -1,14 +1,16 @@
 """Commands that look at a store and change nothing: status, show, explain, log, verify."""
 
+from collections.abc import Sequence
+
 import click
 
 from graphkiln.flows.commands.common import (
+    StoreLocation,
     err,
     errors_as_json,
     json_option,
     jsonable,
     name_of,
-    open_named_store,
     out,
     print_json,
     store_options,
@@ -16,8 +18,8 @@ from graphkiln.flows.commands.common import (
     variant_option,
 )
 from graphkiln.flows.console import print_explanation, print_graphs, print_variants, print_verification
-from graphkiln.flows.inspection import compiler_log, explain, variants_of
-from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.flows.inspection import VariantStatus, compiler_log, explain, variants_of
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, UntrustedError
 from graphkiln.storage.verify import verify_store
 
 
@@ -27,11 +29,14 @@ from graphkiln.storage.verify import verify_store
 @store_options
 @json_option
 def status_command(
-    network: str | None, target: str | None, store: str | None, options: tuple[str, ...], as_json: bool
+    network: str | None,
+    target: str | None,
+    store: StoreLocation,
+    as_json: bool,
 ) -> int:
     """List what the store holds: every variant of NETWORK, or of all networks."""
     with errors_as_json(as_json):
-        opened = open_named_store(store, options)
+        opened = store.open()
         if target is not None and network is None:
             raise BadInputError("--target needs a NETWORK", reason="bad-option")
         variants = variants_of(opened, name_of(network) if network else None, target)
@@ -41,7 +46,7 @@ def status_command(
         print_variants(out, variants)
     else:
         out.print(f"the store {opened.url} is empty", highlight=False, soft_wrap=True)
-    return DamagedStoreError.exit_code if any(variant.damage for variant in variants) else 0
+    return _exit_code(variants)
 
 
 @click.command("show")
@@ -51,11 +56,15 @@ def status_command(
 @store_options
 @json_option
 def show_command(
-    network: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...], as_json: bool
+    network: str,
+    target: str | None,
+    variant: str,
+    store: StoreLocation,
+    as_json: bool,
 ) -> int:
     """Show the kernel graphs of every variant of NETWORK, a name or a spec."""
     with errors_as_json(as_json):
-        opened = open_named_store(store, options)
+        opened = store.open()
         variants = variants_of(opened, name_of(network), target, variant)
     if as_json:
         print_json({"store": opened.url, "variants": jsonable(variants)})
@@ -63,22 +72,22 @@ def show_command(
         for item in variants:
             print_graphs(out, item)
             out.print()
-    return DamagedStoreError.exit_code if any(item.damage for item in variants) else 0
+    return _exit_code(variants)
 
 
 @click.command("verify")
 @store_options
 @json_option
-def verify_command(store: str | None, options: tuple[str, ...], as_json: bool) -> int:
+def verify_command(store: StoreLocation, as_json: bool) -> int:
     """Read every object of the store and check every digest. Changes nothing."""
     with errors_as_json(as_json):
-        opened = open_named_store(store, options, checked=False)
+        opened = store.open(checked=False)
         found = verify_store(opened)
     if as_json:
-        print_json({"store": opened.url, "damaged": found.damaged, **jsonable(found)})
+        print_json({"store": opened.url, "damaged": found.damaged, "untrusted": found.untrusted, **jsonable(found)})
     else:
         print_verification(out, found, opened.url)
-    return DamagedStoreError.exit_code if found.damaged else 0
+    return DamagedStoreError.exit_code if found.damaged else UntrustedError.exit_code if found.untrusted else 0
 
 
 @click.command("explain")
@@ -87,11 +96,14 @@ def verify_command(store: str | None, options: tuple[str, ...], as_json: bool) -
 @store_options
 @json_option
 def explain_command(
-    network: str, target: str | None, store: str | None, options: tuple[str, ...], as_json: bool
+    network: str,
+    target: str | None,
+    store: StoreLocation,
+    as_json: bool,
 ) -> int:
     """Say why each kernel graph of NETWORK was a hit or a miss: what its key has that the plan before had not."""
     with errors_as_json(as_json):
-        found = explain(open_named_store(store, options), name_of(network), target)
+        found = explain(store.open(), name_of(network), target)
     if as_json:
         print_json(jsonable(found))
     else:
@@ -106,12 +118,21 @@ def explain_command(
 @variant_option
 @store_options
 def log_command(
-    network: str, graph: str, target: str | None, variant: str, store: str | None, options: tuple[str, ...]
+    network: str,
+    graph: str,
+    target: str | None,
+    variant: str,
+    store: StoreLocation,
 ) -> int:
     """Print what the compiler said of one kernel GRAPH of NETWORK: of its failure, or of its success."""
-    log = compiler_log(open_named_store(store, options), name_of(network), graph, target, variant)
+    log = compiler_log(store.open(), name_of(network), graph, target, variant)
     if log:
         print(log)
     else:
         err.print(f"the compiler printed nothing for {graph}", markup=False, highlight=False)
     return 0
+
+
+def _exit_code(variants: Sequence[VariantStatus]) -> int:
+    wrong = [variant.state for variant in variants if variant.damage]
+    return DamagedStoreError.exit_code if "damaged" in wrong else UntrustedError.exit_code if wrong else 0

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from graphkiln.storage.signing_keys import SIGNING_KEY
 from graphkiln.tasks.contracts import KernelGraph, ParseRequest
 from graphkiln.tasks.sandbox.child import Child
 from graphkiln.tasks.sandbox.job import ChildGoneError, Decode, Job
@@ -68,7 +69,7 @@ class ChildPool:
                 user, the language, PATH and LD_LIBRARY_PATH. The interpreter may need the last one to start; like
                 PATH, and HOME with what is installed below it, it can change what is loaded, and no key holds it.
                 What only the parent's sys.path leads to is found after what is installed. Parse children have the
-                whole environment of the parent instead, because the user's network may read it.
+                whole environment of the parent instead, as the user's network may read it, but no signing key.
             jobs: how many children there are at most.
             limits: what each job may use.
 
@@ -121,7 +122,9 @@ class ChildPool:
             )
 
         with self._slot():
-            child = self._start(frontend, {**os.environ, **_ALWAYS})
+            # The network's own Python needs no secret of the user's.
+            environment = {name: value for name, value in os.environ.items() if name != SIGNING_KEY}
+            child = self._start(frontend, {**environment, **_ALWAYS})
             return self._run(child, order, (), _graphs, reuse=False)
 
     def compile(self, backend: str, request: CompileJob) -> ChildResult[dict[str, bytes]]:

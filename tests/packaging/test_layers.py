@@ -72,5 +72,6 @@ def test_opening_a_local_store_needs_neither_fsspec_nor_pydantic() -> None:
         "rich",
         "psutil",
         "zstandard",
+        "cryptography",
         *FRAMEWORKS,
     }

@@ -169,7 +169,7 @@ def compile_toy(store: Store) -> Complete:
     store.read_manifest(manifest)
     current = store.mend(lambda: store.read_ref(*variant))
     if current is None or current.manifest != manifest:
-        store.write_ref(ref_of(plan, manifest))
+        store.write_ref(store.trust.sign_ref(store.url, ref_of(plan, manifest), after=current))
     return Complete(plan, manifest, _paths(plan, manifest, artifacts), digest_bytes(b"failed"))
 
 
@@ -189,7 +189,7 @@ def _compiled(store: Store, plan: Plan, graph: PlannedGraph) -> ActionResult:
         return found
     outputs = {name: store.put_blob(content) for name, content in OUTPUTS[graph.name].items()}
     log = store.put_blob(LOG) if graph.name == FORWARD else None
-    return store.write_action(result_of(plan, graph, outputs, log))
+    return store.write_action(store.trust.sign("action result", result_of(plan, graph, outputs, log)))
 
 
 def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> Iterator[str]:

@@ -17,10 +17,10 @@ from graphkiln.storage.filesystem import Entry, StoreFilesystem
 from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.pins import RunPin, pin_manifest, pin_variant, remove_variant
-from graphkiln.storage.records import Manifest, Plan, PlanDocument, PlannedGraph, Superseded
+from graphkiln.storage.records import Manifest, Plan, PlanDocument, PlannedGraph, Superseded, VariantName
 from graphkiln.storage.results import usable_result
 from graphkiln.storage.retention import Policy
-from graphkiln.storage.store import Store, VariantName
+from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
 from tests.storage.faults import DictFilesystem, FaultyFilesystem, KilledError
 from tests.storage.samples import NOW, failure_of, load_toy, make_complete, plan_of, ref_of, result_of

@@ -14,6 +14,7 @@ from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
 from tests.storage.faults import FAULTS, WRITES, DictFilesystem, FaultyFilesystem, KilledError
 from tests.storage.samples import OUTPUTS, compile_toy, harm, load_toy, make_complete
+from tests.storage.signers import trusting
 
 
 def _operations(filesystem: StoreFilesystem) -> list[tuple[str, str]]:
@@ -116,3 +117,25 @@ def test_a_local_fault_at_any_system_call_leaves_nothing_half(
         assert not verify_store(Store(filesystem)).damaged
         compile_toy(Store(filesystem))
         assert load_toy(Store(filesystem), VARIANT) == OUTPUTS
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_any_operation_while_untrusted_objects_are_replaced(fault: str) -> None:
+    unsigned = DictFilesystem({})
+    make_complete(Store(unsigned))
+    trust = trusting(signing="ci")
+    watched = FaultyFilesystem(DictFilesystem(unsigned.objects))
+    compile_toy(Store(watched, trust=trust))
+    replaced = [path for operation, path in watched.operations if operation == "replace"]
+    assert {path.split("/")[0] for path in replaced} >= {layout.ACTIONS, layout.REFS}
+    for at, operation in enumerate(watched.operations):
+        filesystem = DictFilesystem(unsigned.objects)
+        failing = FaultyFilesystem(filesystem, at, fault)
+        with pytest.raises(KilledError if fault.startswith("killed") else StoreUnavailableError):
+            compile_toy(Store(failing, trust=trust))
+        store = Store(filesystem, trust=trust)
+        assert not verify_store(store).damaged, (at, operation)
+        compile_toy(store)
+        assert load_toy(store, VARIANT) == OUTPUTS, (at, operation)
+        found = verify_store(store)
+        assert not (found.damaged or found.untrusted), (at, operation)

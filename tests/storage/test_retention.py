@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln.storage.digests import digest_bytes
+from graphkiln.storage.records import VariantName
 from graphkiln.storage.retention import Policy, VariantFacts, dropped_variants
-from graphkiln.storage.store import VariantName
 from tests.storage.samples import NOW, QUICK
 
 DAY = timedelta(days=1)

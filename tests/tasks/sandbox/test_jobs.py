@@ -131,12 +131,13 @@ def test_nothing_on_pythonpath_runs_as_a_compile_child_starts(
     assert not [line for line in variables.splitlines() if line.startswith(("PYTHONPATH=", "PYTHONHOME="))]
 
 
-def test_parse_children_see_the_whole_environment(
+def test_parse_children_see_the_whole_environment_but_the_signing_key(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SANDBOX_TEST", "wanted")
+    monkeypatch.setenv("GRAPHKILN_SIGNING_KEY", "secret")
     graphs = make_pool().parse("misbehaving", _request(tmp_path, "environment")).value
-    assert graphs[0].payload == b"wanted"
+    assert graphs[0].payload == b"wanted,none"
 
 
 def test_a_parse_starts_in_the_folder_of_the_spec(make_pool: MakePool, tmp_path: Path) -> None:
