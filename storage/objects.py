@@ -114,12 +114,73 @@ class ObjectStore:
         Raises:
             DamagedStoreError: it is missing or does not match.
         """
+        return self._get_blob(ref, what)[1]
+
+    def get_stored(self, ref: BlobRef, what: str) -> bytes:
+        """Return the stored bytes of a blob, once every digest matched, that of the content included.
+
+        Args:
+            ref: the blob.
+            what: what it is to the reader, for the message.
+
+        Raises:
+            DamagedStoreError: it is missing or does not match.
+        """
+        return self._get_blob(ref, what)[0]
+
+    def put_stored(self, ref: BlobRef, stored: bytes) -> bool:
+        """Store a blob in the form in which another store has it, and read it back.
+
+        Args:
+            ref: the blob.
+            stored: its stored bytes, which the caller has checked.
+
+        Returns:
+            Whether it was not there.
+
+        Raises:
+            DamagedStoreError: other bytes come back.
+            StoreUnavailableError: the medium fails.
+        """
+        path = layout.by_digest(layout.BLOBS, ref.digest)
+        was_absent = self._create_or_mend(path, stored, lambda: self.get_blob(ref, "a blob"))
+        self.get_blob(ref, "a blob that was just written")
+        return was_absent
+
+    def put_document(self, path: str, data: bytes, keep: Callable[[], object]) -> bool:
+        """Durably store the bytes of a document unless what is there is to be kept. Damage in its place is set aside.
+
+        Args:
+            path: where it belongs.
+            data: its bytes, which the caller has checked.
+            keep: reads what is there, and tells whether it stays.
+
+        Returns:
+            Whether it was stored.
+
+        Raises:
+            StoreUnavailableError: the medium fails, or others change the document all the time.
+        """
+        for _ in range(REPLACE_TRIES):
+            try:
+                current = self.mend(lambda: self.read_raw(path))
+            except FileNotFoundError:
+                current = None
+            if current == data or (current is not None and bool(self.mend(keep))):
+                return False
+            with self._medium(path):
+                if self._fs.replace(path, data, expected=current):
+                    return True
+        raise self._contended(path)
+
+    def _get_blob(self, ref: BlobRef, what: str) -> tuple[bytes, bytes]:
         path = layout.by_digest(layout.BLOBS, ref.digest)
         with self._about(path, what):
             try:
-                return decode(ref, self.read_raw(path))
+                stored = self.read_raw(path)
             except FileNotFoundError:
                 raise DamagedStoreError("it is missing", reason="missing") from None
+            return stored, decode(ref, stored)
 
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
         with self._about(path, f"the {kind}"):
@@ -152,15 +213,7 @@ class ObjectStore:
         self.mend(delete)
 
     def _replace(self, path: str, data: bytes) -> None:
-        for _ in range(REPLACE_TRIES):
-            try:
-                current = self.mend(lambda: self.read_raw(path))
-            except FileNotFoundError:
-                current = None
-            with self._medium(path):
-                if current == data or self._fs.replace(path, data, expected=current):
-                    return
-        raise self._contended(path)
+        self.put_document(path, data, lambda: False)
 
     def _misplaced(self, path: str, belongs_to: str) -> DamagedStoreError:
         message = f"{self.url}/{path} is damaged: it belongs to {belongs_to}"

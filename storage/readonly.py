@@ -1,0 +1,18 @@
+"""What a file system that is only read shares with others of its kind: it refuses every write."""
+
+import errno
+import os
+from collections.abc import Iterable
+from typing import NoReturn
+
+
+class ReadOnlyFilesystem:
+    """The writing half of `graphkiln.storage.filesystem.StoreFilesystem`."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    create = replace = remove = move = delete = _refuse
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Do nothing, as nothing was written; see the contract."""
