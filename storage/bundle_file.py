@@ -175,7 +175,8 @@ def _place(path: str) -> tuple[int, str]:
     Raises:
         DamagedStoreError: a bundle holds no such object.
     """
-    folder, *parents, name = path.split("/")
+    folder, _, rest = path.partition("/")
+    *parents, name = rest.split("/")
     if is_digest(name):
         digest = Digest(name)
         if folder in _BY_DIGEST and path == layout.by_digest(folder, digest):
