@@ -163,9 +163,11 @@ def _destination(file: str | Path, *, overwrite: bool) -> Path:
         BadInputError: something is there that is not to be replaced.
     """
     path = Path(os.path.realpath(Path(file).expanduser()))
-    if path.exists() and not path.is_file():
+    with _faults(path):
+        taken, replaceable = path.exists(), path.is_file()
+    if taken and not replaceable:
         raise BadInputError(f"{path} is there already, and is no file: name another one", reason="file-exists")
-    if path.exists() and not overwrite:
+    if taken and not overwrite:
         raise BadInputError(
             f"there is a file {path} already: name another one, or replace it with --force (overwrite=True)",
             reason="file-exists",

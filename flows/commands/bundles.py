@@ -84,7 +84,8 @@ def _print_export(made: ExportedBundle) -> None:
     for left in made.left_out:
         told = f"{left.network} for {left.target} (variant {left.variant[:12]}): {left.state}"
         out.print(f"  [yellow]left out[/] {told}", highlight=False, soft_wrap=True)
-    told = f"{made.file}: {len(made.variants)} committed variants, {made.objects} objects, {decimal(made.bytes)}"
+    count = "1 committed variant" if len(made.variants) == 1 else f"{len(made.variants)} committed variants"
+    told = f"{made.file}: {count}, {made.objects} objects, {decimal(made.bytes)}"
     out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
