@@ -110,10 +110,7 @@ def _is_derived(plan: Plan) -> bool:
 
 def _add_action(needs: Needs, source: Store, key: Digest, what: str) -> None:
     path = layout.by_digest(layout.ACTIONS, key)
-    try:
-        result = source.read_action(key)
-    except ValueError:  # two parts of one name
-        raise _lacking(source, path, what, "has key parts that no key has") from None
+    result = source.read_action(key)
     if result is None:
         raise _lacking(source, path, what, "is missing")
     if not result.outputs:

@@ -5,7 +5,7 @@ the same on a local disk, in memory and on an object store.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from graphkiln.storage.errors import BadInputError
@@ -69,6 +69,14 @@ class StoreFilesystem(Protocol):
 
     def names(self, folder: str) -> Iterator[str]:
         """Iterate over the paths of all objects below `folder`, in order; there may be none."""
+
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        """Return a folder that is there and that this user cannot write to, if it can be told without writing.
+
+        Args:
+            folders: where to look.
+            divided: where to look as well, and in the folders directly below.
+        """
 
     def sync(self, paths: Iterable[str]) -> None:
         """Return once the objects at `paths` would survive a loss of power."""

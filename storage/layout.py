@@ -8,6 +8,8 @@ from graphkiln.storage.errors import BadInputError
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
 QUARANTINE, LEASES = "quarantine", "leases"
+# Where objects lie in folders that are named by the first two digits of a digest.
+BY_DIGEST = (BLOBS, ACTIONS, FAILURES, MANIFESTS, LEASES)
 # A store with any object there has been written to.
 IN_USE = (REFS, PLANS, ACTIONS, BLOBS)
 

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 
@@ -13,6 +13,9 @@ class ReadOnlyFilesystem:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     create = replace = remove = move = delete = _refuse
+
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        """Return None, as every write is refused anyway; see the contract."""
 
     def sync(self, paths: Iterable[str]) -> None:
         """Do nothing, as nothing was written; see the contract."""

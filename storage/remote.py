@@ -8,7 +8,7 @@ writers of one key therefore agree only as far as the object store's own conditi
 import contextlib
 import errno
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -109,6 +109,9 @@ class RemoteFilesystem:
         for name in found:
             if name.startswith(prefix):  # some servers list the folder itself
                 yield name.removeprefix(prefix)
+
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        """Return None: an object store has no folders."""
 
     def sync(self, paths: Iterable[str]) -> None:
         """Do nothing: an object store answers a write once it is durable."""

@@ -107,6 +107,7 @@ class Store(ObjectStore):
             BadInputError: it cannot be written, or a newer GraphKiln wrote it.
         """
         self._probe()
+        self._check_folders()
         if self.mend(self.read_format) is None:
             wanted = seal("store format", StoreFormat(FORMAT_VERSION, ALGORITHM))
             with self._medium(layout.FORMAT):
@@ -132,6 +133,14 @@ class Store(ObjectStore):
                 reason="no-conditional-writes",
             )
 
+    def _check_folders(self) -> None:
+        """Find the folder that another user has made and this one cannot write to, before a compile is in vain."""
+        with self._medium(""):
+            found = self._fs.unwritable((layout.PLANS, layout.REFS), layout.BY_DIGEST)
+        if found is not None:
+            with self._medium(found):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
     # ------------------------------------------------------------------ actions and failures
 
     def read_action(self, key: Digest) -> ActionResult | None:
@@ -140,8 +149,8 @@ class Store(ObjectStore):
         result = self._read_document(path, "action result", ActionResult)
         if result is not None and result.key != key:
             raise self._misplaced(path, f"the action {result.key}")
-        if result is not None and action_key(result.parts) != key:
-            raise self._misplaced(path, f"the action {action_key(result.parts)}, as its key parts say")
+        if result is not None and (derived := _derived_key(result)) != key:
+            raise self._misplaced(path, f"the action {derived}, as its key parts say")
         return result
 
     def write_action(self, result: ActionResult) -> ActionResult:
@@ -301,3 +310,10 @@ class Store(ObjectStore):
             for item in found
             if len(item) == 3 and layout.is_name(item[0]) and layout.is_name(item[1]) and is_digest(item[2])
         ]
+
+
+def _derived_key(result: ActionResult) -> str:
+    try:
+        return action_key(result.parts)
+    except ValueError:
+        return "of two parts with one name, which no action has"

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from graphkiln.storage.filesystem import StoreFilesystem
@@ -54,6 +54,9 @@ class DictFilesystem:
     def names(self, folder: str) -> Iterator[str]:
         return iter(sorted(path for path in self.objects if not folder or path.startswith(f"{folder}/")))
 
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        return None
+
     def sync(self, paths: Iterable[str]) -> None:
         pass
 
@@ -94,6 +97,9 @@ class FaultyFilesystem:
 
     def names(self, folder: str) -> Iterator[str]:
         return self._do("names", folder, lambda: self._inner.names(folder))
+
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        return self._inner.unwritable(folders, divided)
 
     def sync(self, paths: Iterable[str]) -> None:
         self._do("sync", "", lambda: self._inner.sync(paths))

@@ -408,7 +408,7 @@ FORGERIES: dict[str, tuple[Callable[[Objects], Objects], str]] = {
     "a ref to another manifest": (_edited("refs", manifest=_ELSEWHERE), "is missing"),
     "a plan of another commit": (_edited("plans", previous=None), "nothing in it needs"),
     "an action of other parts": (_edited("actions", parts=(_PART,)), "it belongs to the action"),
-    "an action of one part twice": (_edited("actions", parts=(_PART, _PART)), "has key parts that no key has"),
+    "an action of one part twice": (_edited("actions", parts=(_PART, _PART)), "of two parts with one name"),
     "an action of another key": (_edited("actions", key=_ELSEWHERE), "it belongs to the action"),
     "an action without outputs": (_edited("actions", outputs={}), "has no outputs"),
     "keys of no plan": (_with_keys_of_no_plan, "has keys that are not those of its plan"),
