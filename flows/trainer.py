@@ -41,6 +41,8 @@ def ensure(
     """Compile what is missing, commit, and return the compiled network.
 
     Runs as a Prefect flow if a Prefect server is configured; if there is none, or it does not answer, without Prefect.
+    If the store's disk becomes full, a warning says so, and this process goes on with what it has compiled: nothing is
+    committed then, and the next run compiles what could not be kept.
 
     Args:
         spec: a `NetworkSpec`, or the path of one in TOML.
@@ -60,7 +62,13 @@ def ensure(
 
     with Workers(jobs) as workers:
         session = open_session(
-            spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
+            spec,
+            workers,
+            target=target,
+            parameters=parameters,
+            store=store,
+            storage_options=storage_options,
+            spills=True,
         )
         _run(session, workers.jobs)
     error = session.report.error(session.resolved.target.backend)

@@ -23,6 +23,7 @@ from graphkiln.storage.records import (
     RefRecord,
     StoreFormat,
 )
+from graphkiln.storage.spill import SpillingFilesystem
 
 FORMAT_VERSION = 1
 
@@ -60,14 +61,22 @@ def open_store(url: str | None = None, options: Mapping[str, Any] | None = None,
     return store
 
 
-def open_for_writing(url: str | None = None, options: Mapping[str, Any] | None = None) -> "Store":
+def open_for_writing(
+    url: str | None = None, options: Mapping[str, Any] | None = None, *, spills: bool = False
+) -> "Store":
     """Return a store that can be written; a damaged format file is written again, with a warning.
+
+    Args:
+        url: where it is; `default_url()` if None.
+        options: what fsspec passes to the file system.
+        spills: whether to go on in memory once there is no space left, with a warning; nothing is committed then.
 
     Raises:
         BadInputError: the URL cannot be opened, the store cannot be written, or a newer GraphKiln wrote it.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options))
+    filesystem = open_filesystem(url or default_url(), options)
+    store = Store(SpillingFilesystem(filesystem) if spills else filesystem)
     store.prepare_for_writing()
     return store
 

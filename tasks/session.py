@@ -287,6 +287,7 @@ def open_session(
     storage_options: Mapping[str, Any] | None = None,
     ranks: RankSet | None = None,
     progress: Progress | None = None,
+    spills: bool = False,
 ) -> CompileSession:
     """Resolve a network, make sure that the store can be written, and start the frontend.
 
@@ -299,12 +300,14 @@ def open_session(
         storage_options: what fsspec passes to the store's file system.
         ranks: compile only what these ranks need.
         progress: is told what happens.
+        spills: whether to go on in memory if the store becomes full; see `open_for_writing`.
 
     Raises:
         BadInputError: the spec, the target, the parameters or the store cannot be used.
     """
     resolved = resolve(spec, target, parameters)
-    return CompileSession(resolved, open_for_writing(store, storage_options), workers, ranks=ranks, progress=progress)
+    opened = open_for_writing(store, storage_options, spills=spills)
+    return CompileSession(resolved, opened, workers, ranks=ranks, progress=progress)
 
 
 def committed_manifest(resolved: ResolvedNetwork, store: Store) -> Manifest | None:

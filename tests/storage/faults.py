@@ -61,6 +61,27 @@ class DictFilesystem:
         pass
 
 
+class FullFilesystem(DictFilesystem):
+    """Takes so many writes, and has no space left for more."""
+
+    def __init__(self, objects: Mapping[str, bytes], room: int) -> None:
+        super().__init__(objects)
+        self.room = room
+
+    def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
+        self._take_room()
+        return super().replace(path, data, expected=expected)
+
+    def move(self, source: str, destination: str) -> bool:
+        self._take_room()
+        return super().move(source, destination)
+
+    def _take_room(self) -> None:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= 1
+
+
 class KilledError(BaseException):
     """The process ends here: nothing that handles ordinary errors may see it."""
 
