@@ -6,6 +6,7 @@ import sys
 import click
 
 import graphkiln
+from graphkiln.flows.commands.bundles import export_command, import_command
 from graphkiln.flows.commands.collection import gc_command, pin_command, rm_command, unpin_command
 from graphkiln.flows.commands.common import err, print_json_error, report_error
 from graphkiln.flows.commands.compilation import compile_command, server_lost
@@ -46,10 +47,11 @@ def main() -> None:
             print_json_error("usage", error.format_message())
         error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = f"interrupted: {str(error.__cause__ or error) or 'what had compiled is kept'}"
         if "--json" in sys.argv:
-            print_json_error("interrupted", "interrupted: what had compiled is kept", retryable=True)
-        err.print("interrupted: what had compiled is kept", highlight=False)
+            print_json_error("interrupted", told, retryable=True)
+        err.print(told, highlight=False)
         code = EXIT_INTERRUPTED
     except GraphKilnError as error:
         report_error(error)
@@ -71,7 +73,7 @@ def cli() -> None:
 
 _COMMANDS = (
     *(compile_command, status_command, show_command, explain_command, log_command, verify_command),
-    *(gc_command, rm_command, pin_command, unpin_command, keys_group),
+    *(gc_command, rm_command, pin_command, unpin_command, export_command, import_command, keys_group),
 )
 for command in _COMMANDS:
     cli.add_command(command)

@@ -49,6 +49,8 @@ def ensure(
     """Compile what is missing, commit, and return the compiled network.
 
     Runs as a Prefect flow if a Prefect server is configured; if there is none, or it does not answer, without Prefect.
+    If the store's disk becomes full, a warning says so, and this process goes on with what it has compiled: nothing is
+    committed then, and the next run compiles what could not be kept.
 
     Args:
         spec: a `NetworkSpec`, or the path of one in TOML.
@@ -77,6 +79,7 @@ def ensure(
             store=store,
             storage_options=storage_options,
             trusted_keys=trusted_keys,
+            spills=True,
         )
         _run(session, workers.jobs)
         if session.committed is not None:

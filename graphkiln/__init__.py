@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from graphkiln.flows.bundles import export_bundle, import_bundle
     from graphkiln.flows.trainer import ensure, load
     from graphkiln.storage.errors import (
         BadInputError,
@@ -39,11 +40,14 @@ __all__ = [
     "UntrustedError",
     "__version__",
     "ensure",
+    "export_bundle",
+    "import_bundle",
     "load",
     "open_store",
 ]
 
 _HOMES = {
+    "flows.bundles": ("export_bundle", "import_bundle"),
     "flows.trainer": ("ensure", "load"),
     "storage.errors": (
         "BadInputError",

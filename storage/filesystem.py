@@ -131,6 +131,15 @@ class StoreFilesystem(abc.ABC):
             with contextlib.suppress(DamagedStoreError):
                 self.delete(path)
 
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:  # noqa: ARG002
+        """Return a folder that is there and that this user cannot write to, if it can be told without writing.
+
+        Args:
+            folders: where to look.
+            divided: where to look as well, and in the folders directly below.
+        """
+        return None
+
     @abc.abstractmethod
     def sync(self, paths: Iterable[str]) -> None:
         """Return once the objects at `paths` would survive a loss of power."""

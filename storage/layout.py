@@ -12,6 +12,8 @@ QUARANTINE, LEASES, PINS = "quarantine", "leases", "pins"
 RUN_PINS, KEPT_PINS, MANIFEST_PINS = f"{PINS}/runs", f"{PINS}/kept", f"{PINS}/manifests"
 # Says that a collector is deleting right now.
 SWEEP = "collection/sweep"
+# Where objects lie in folders that are named by the first two digits of a digest.
+BY_DIGEST = (BLOBS, ACTIONS, FAILURES, MANIFESTS, LEASES)
 # A store with any object there has been written to.
 IN_USE = (REFS, PLANS, ACTIONS, BLOBS)
 

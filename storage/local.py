@@ -9,10 +9,11 @@ the system drops the lock of a process that dies.
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
@@ -144,6 +145,15 @@ class LocalFilesystem(StoreFilesystem):
                 continue  # somebody has taken it away meanwhile
             yield Entry(Path(found.path).relative_to(self._root).as_posix(), status.st_size, status.st_mtime)
 
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        """Ask the system about each folder; see the contract."""
+        root = f"{self._root}/"
+        parts = itertools.chain.from_iterable(_folders_in(root + folder) for folder in divided)
+        for path in itertools.chain((root + folder for folder in (*folders, *divided)), parts):
+            if not os.access(path, os.W_OK | os.X_OK) and Path(path).is_dir():
+                return path.removeprefix(root)
+        return None
+
     def sync(self, paths: Iterable[str]) -> None:
         """Flush files and their folders to the disk; see the contract."""
         files = {self._root / path for path in paths}
@@ -190,6 +200,14 @@ def _locked(folder: Path) -> Iterator[int]:
         # A child that was forked meanwhile holds the lock as well, unless it is dropped for both.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _folders_in(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as found:
+            return [entry.path for entry in found if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _files_below(folder: str | Path) -> Iterator["os.DirEntry[str]"]:

@@ -5,22 +5,21 @@ to make missing things anyway passes through `ObjectStore.mend`, which moves the
 warns, and answers None.
 """
 
-import contextlib
 import copy
-import errno
 import functools
 import logging
 import secrets
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import Body, seal, unseal
-from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError, UntrustedError
-from graphkiln.storage.filesystem import Entry, StoreFilesystem
+from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError, UntrustedError
+from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.raw_objects import RawObjects, Stored, returned
 from graphkiln.storage.records import QuarantineNote, Signed
 from graphkiln.storage.signing import EVERYBODY, Trust
 
@@ -38,11 +37,8 @@ BATCH_BYTES = 2**28
 Found = TypeVar("Found")
 Item = TypeVar("Item")
 
-# What is stored in a place: bytes, nothing, or something that is no object.
-Stored: TypeAlias = bytes | FileNotFoundError | DamagedStoreError
 
-
-class ObjectStore:
+class ObjectStore(RawObjects):
     """Blobs, and documents at given paths. Safe to share between threads."""
 
     def __init__(
@@ -51,15 +47,9 @@ class ObjectStore:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         trust: Trust = EVERYBODY,
     ) -> None:
-        self._fs = filesystem
-        self._now = now
+        super().__init__(filesystem, now)
         self.trust = trust
         self._told: set[str] = set()
-
-    @property
-    def url(self) -> str:
-        """Where the store is, without a password."""
-        return self._fs.url
 
     def for_everybody(self) -> Self:
         """Return this store without its trust: for those who only ask what is there, whoever has signed it."""
@@ -95,30 +85,6 @@ class ObjectStore:
             if self._fs.move(error.path, place):
                 self._fs.create(f"{place}.note", seal("quarantine note", note))
 
-    def names(self, folder: str) -> Iterator[str]:
-        """Iterate over the paths of all objects below a folder, temporaries of killed writers included."""
-        with self._medium(folder):
-            yield from self._fs.names(folder)
-
-    def read_raw(self, path: str) -> bytes:
-        """Return the stored bytes of any object, unchecked: for those who check them.
-
-        Raises:
-            FileNotFoundError: there is none.
-            DamagedStoreError: something else is in its place.
-        """
-        return _returned(self.read_all([path])[0])
-
-    def read_all(self, paths: Sequence[str]) -> list[Stored]:
-        """Return for each path the stored bytes, unchecked, or what `read_raw` would raise."""
-        found: list[Stored] = []
-        for path, item in zip(paths, self._fs.read_many(paths), strict=True):
-            if isinstance(item, OSError) and not isinstance(item, FileNotFoundError):
-                with self._medium(path):
-                    raise item
-            found.append(self._damage(path, "an object", item) if isinstance(item, DamagedStoreError) else item)
-        return found
-
     def peek(self, path: str) -> bytes | None:
         """Return the stored bytes of an object, unchecked, or None. What is no file is set aside."""
         try:
@@ -126,47 +92,9 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Store an object unless there is one; tell whether it was stored."""
-        with self._medium(path):
-            return self._fs.create(path, data)
-
     def put(self, path: str, data: bytes) -> None:
         """Store an object in place of whatever is there."""
         self._replace(path, data)
-
-    def swap(self, path: str, data: bytes, *, expected: bytes) -> bool:
-        """Store an object if it is still `expected`; tell whether it was stored."""
-        with self._medium(path):
-            return self._fs.replace(path, data, expected=expected)
-
-    def remove(self, path: str, *, expected: bytes) -> bool:
-        """Delete an object if it is still `expected`; tell whether it was deleted."""
-        with self._medium(path):
-            return self._fs.remove(path, expected=expected)
-
-    def entries(self, folder: str) -> Iterator[Entry]:
-        """Iterate over all objects below a folder, temporaries of killed writers included."""
-        with self._medium(folder):
-            yield from self._fs.entries(folder)
-
-    def delete_many(self, paths: Sequence[str]) -> None:
-        """Delete objects that nobody needs."""
-        with self._medium(paths[0] if paths else ""):
-            self._fs.delete_many(paths)
-
-    def now(self) -> datetime:
-        """Return the time, with a time zone."""
-        return self._now()
-
-    def sync(self, paths: list[str]) -> None:
-        """Return once the objects at `paths` would survive a loss of power.
-
-        Raises:
-            StoreUnavailableError: the medium fails, or one of them is gone.
-        """
-        with self._medium("a commit"):
-            self._fs.sync(paths)
 
     def put_blob(self, content: bytes, *, known: Container[Digest] = ()) -> BlobRef:
         """Store one content as `put_blobs` does."""
@@ -209,7 +137,7 @@ class ObjectStore:
         Raises:
             DamagedStoreError: the first of them that is missing or does not match.
         """
-        return [_returned(content) for content in self._contents(wanted)]
+        return [returned(content) for content in self._contents(wanted)]
 
     def damage_of(self, wanted: Sequence[tuple[BlobRef, str]]) -> Iterator[DamagedStoreError]:
         """Read some blobs, a bounded number of bytes at once, and iterate over what `get_blobs` would raise."""
@@ -220,7 +148,7 @@ class ObjectStore:
         paths = [layout.by_digest(layout.BLOBS, ref.digest) for ref, _ in wanted]
         for path, (ref, what), found in zip(paths, wanted, self._fetch(paths), strict=True):
             try:
-                yield decode(ref, _returned(found))
+                yield decode(ref, returned(found))
             except FileNotFoundError:
                 yield self._damage(path, what, _missing())
             except DamagedStoreError as error:
@@ -229,6 +157,59 @@ class ObjectStore:
     def _fetch(self, paths: Sequence[str]) -> list[Stored]:
         """Return what `read_all` does, of objects that are named by their digests and that the caller checks."""
         return self.read_all(paths)
+
+    def get_stored(self, ref: BlobRef, what: str) -> bytes:
+        """Return the stored bytes of a blob, once every digest matched, that of the content included.
+
+        Args:
+            ref: the blob.
+            what: what it is to the reader, for the message.
+
+        Raises:
+            DamagedStoreError: it is missing or does not match.
+        """
+        path = layout.by_digest(layout.BLOBS, ref.digest)
+        with self._about(path, what):
+            try:
+                stored = self.read_raw(path)
+            except FileNotFoundError:
+                raise _missing() from None
+            decode(ref, stored)
+            return stored
+
+    def put_stored(self, ref: BlobRef, stored: bytes) -> bool:
+        """Store a blob in the form in which another store has it, and read it back.
+
+        Args:
+            ref: the blob.
+            stored: its stored bytes, which the caller has checked.
+
+        Returns:
+            Whether it was not there.
+
+        Raises:
+            DamagedStoreError: other bytes come back.
+            StoreUnavailableError: the medium fails.
+        """
+        written = self._create_or_mend({layout.by_digest(layout.BLOBS, ref.digest): stored})
+        self.get_stored(ref, "a blob that was just written")
+        return bool(written)
+
+    def put_document(self, path: str, data: bytes, keep: Callable[[], object]) -> bool:
+        """Durably store the bytes of a document unless what is there is to be kept. Damage in its place is set aside.
+
+        Args:
+            path: where it belongs.
+            data: its bytes, which the caller has checked.
+            keep: reads what is there, and tells whether it stays.
+
+        Returns:
+            Whether it was stored, and was not there before.
+
+        Raises:
+            StoreUnavailableError: the medium fails, or others change the document all the time.
+        """
+        return self.peek(path) != data and self._replace(path, data, stays=lambda _: bool(self.mend(keep)))
 
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
         return self._document(path, self.read_all([path])[0], kind, body_type)
@@ -243,7 +224,7 @@ class ObjectStore:
         if isinstance(found, FileNotFoundError):
             return None
         with self._about(path, f"the {kind}"):
-            return self._opened(_returned(found), kind, body_type)
+            return self._opened(returned(found), kind, body_type)
 
     def _create_or_mend(self, objects: Mapping[str, bytes]) -> list[str]:
         """Write objects that are named by their digests, unless they are there and whole.
@@ -311,50 +292,6 @@ class ObjectStore:
         message = f"{self.url}/{path} was changed by others {REPLACE_TRIES} times in a row: run again"
         return StoreUnavailableError(message, reason="contended", retryable=True)
 
-    def _damage(self, path: str, what: str, error: DamagedStoreError) -> DamagedStoreError:
-        """Return the error that says where the damage is and what was wanted."""
-        damage = "missing" if error.reason == "missing" else f"damaged: {error}"
-        return DamagedStoreError(f"{self.url}/{path} ({what}) is {damage}", reason=error.reason, path=path)
-
-    @contextlib.contextmanager
-    def _about(self, path: str, what: str) -> Iterator[None]:
-        """Say of every damage where it is and what was wanted."""
-        try:
-            yield
-        except DamagedStoreError as error:
-            if error.path:
-                raise
-            raise self._damage(path, what, error) from error
-        except UntrustedError as error:
-            message = f"{self.url}/{path} ({what}) is not trusted: {error}"
-            raise UntrustedError(message, reason=error.reason, path=path, stored=error.stored) from error
-        except BadInputError as error:
-            raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
-
-    @contextlib.contextmanager
-    def _medium(self, path: str, *, absence_is_a_fault: bool = True) -> Iterator[None]:
-        """Turn the faults of the medium into errors that say what to do."""
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not absence_is_a_fault:
-                raise
-            where = f"{self.url}/{path}"
-            # Not every file system behind fsspec sets the number.
-            if isinstance(error, PermissionError | NotADirectoryError | FileExistsError) or error.errno == errno.EROFS:
-                raise BadInputError(
-                    f"the store {self.url} cannot be used: {error.strerror or error} at {where}; "
-                    "make it accessible, or name another one with --store or GRAPHKILN_STORE",
-                    reason="store-not-accessible",
-                ) from error
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise StoreUnavailableError(
-                f"{'no space left for' if full else 'I/O error at'} {where}: {error}; "
-                f"{'free some space' if full else 'check the medium'} and run again",
-                reason="disk-full" if full else "store-io",
-                retryable=True,
-            ) from error
-
 
 def in_batches(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Iterate over lists of items that together have at most `BATCH_BYTES`, unless one alone has more."""
@@ -368,12 +305,6 @@ def in_batches(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterato
         batch.append(item)
     if batch:
         yield batch
-
-
-def _returned(found: Found | OSError | DamagedStoreError) -> Found:
-    if isinstance(found, OSError | DamagedStoreError):
-        raise found
-    return found
 
 
 def _missing() -> DamagedStoreError:

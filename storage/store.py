@@ -15,7 +15,8 @@ from graphkiln.storage.errors import BadInputError, DamagedStoreError, Untrusted
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.locations import open_filesystem
-from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore, Stored
+from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
+from graphkiln.storage.raw_objects import Stored
 from graphkiln.storage.records import (
     ActionResult,
     FailureRecord,
@@ -29,6 +30,7 @@ from graphkiln.storage.records import (
 )
 from graphkiln.storage.signing import configured_trust
 from graphkiln.storage.signing_keys import TrustedKeys
+from graphkiln.storage.spill import SpillingFilesystem
 
 FORMAT_VERSION = 1
 
@@ -72,18 +74,27 @@ def open_store(
 
 
 def open_for_writing(
-    url: str | None = None, options: Mapping[str, Any] | None = None, *, trusted_keys: TrustedKeys | None = None
+    url: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    trusted_keys: TrustedKeys | None = None,
+    spills: bool = False,
 ) -> "Store":
     """Return a store that can be written; a damaged format file is written again, with a warning.
 
-    Its arguments are those of `open_store`.
+    Args:
+        url: where it is; `default_url()` if None.
+        options: what fsspec passes to the file system.
+        trusted_keys: whose signatures count, as for `open_store`.
+        spills: whether to go on in memory once there is no space left, with a warning; nothing is committed then.
 
     Raises:
         BadInputError: the URL cannot be opened, a key cannot be used, the store cannot be written, or a newer
             GraphKiln wrote it.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options), trust=configured_trust(trusted_keys))
+    filesystem = open_filesystem(url or default_url(), options)
+    store = Store(SpillingFilesystem(filesystem) if spills else filesystem, trust=configured_trust(trusted_keys))
     store.prepare_for_writing()
     return store
 
@@ -123,6 +134,7 @@ class Store(ObjectStore):
             BadInputError: it cannot be written, or a newer GraphKiln wrote it.
         """
         self._probe()
+        self._check_folders()
         if self.mend(self.read_format) is None:
             wanted = seal("store format", StoreFormat(FORMAT_VERSION, ALGORITHM))
             with self._medium(layout.FORMAT):
@@ -148,6 +160,14 @@ class Store(ObjectStore):
                 reason="no-conditional-writes",
             )
 
+    def _check_folders(self) -> None:
+        """Find the folder that another user has made and this one cannot write to, before a compile is in vain."""
+        with self._medium(""):
+            found = self._fs.unwritable((layout.PLANS, layout.REFS, layout.RUN_PINS), layout.BY_DIGEST)
+        if found is not None:
+            with self._medium(found):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
     # ------------------------------------------------------------------ actions and failures
 
     def read_action(self, key: Digest) -> ActionResult | None:
@@ -169,8 +189,8 @@ class Store(ObjectStore):
         result = self._document(path, found, "action result", ActionResult)
         if result is not None and result.key != key:
             raise self._misplaced(path, f"the action {result.key}")
-        if result is not None and action_key(result.parts) != key:
-            raise self._misplaced(path, f"the action {action_key(result.parts)}, as its key parts say")
+        if result is not None and (derived := _derived_key(result)) != key:
+            raise self._misplaced(path, f"the action {derived}, as its key parts say")
         return result
 
     def write_action(self, result: ActionResult) -> ActionResult:
@@ -364,3 +384,10 @@ class Store(ObjectStore):
         with self._about(path, f"the {kind}, not written yet"):
             self.trust.check(kind, data, record)
         return data
+
+
+def _derived_key(result: ActionResult) -> str:
+    try:
+        return action_key(result.parts)
+    except ValueError:
+        return "of two parts with one name, which no action has"

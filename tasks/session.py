@@ -304,6 +304,7 @@ def open_session(
     trusted_keys: TrustedKeys | None = None,
     ranks: RankSet | None = None,
     progress: Progress | None = None,
+    spills: bool = False,
 ) -> CompileSession:
     """Resolve a network, make sure that the store can be written, and start the frontend.
 
@@ -317,12 +318,13 @@ def open_session(
         trusted_keys: whose signatures count; see `graphkiln.storage.store.open_store`.
         ranks: compile only what these ranks need.
         progress: is told what happens.
+        spills: whether to go on in memory if the store becomes full; see `open_for_writing`.
 
     Raises:
         BadInputError: the spec, the target, the parameters, a key or the store cannot be used.
     """
     resolved = resolve(spec, target, parameters)
-    opened = open_for_writing(store, storage_options, trusted_keys=trusted_keys)
+    opened = open_for_writing(store, storage_options, trusted_keys=trusted_keys, spills=spills)
     return CompileSession(resolved, opened, workers, ranks=ranks, progress=progress)
 
 

@@ -334,7 +334,6 @@ def test_a_host_without_a_signing_key_uses_what_is_committed(hosts: Hosts, tmp_p
     assert not hosts.network.take_runs()
 
 
-@pytest.mark.parametrize("lost", ["everything", "ref", "action", "manifest", "artifact"])
 def _stored(store: Path) -> dict[Path, bytes]:
     """Every object but the pins, which say of each run that it was there."""
     return {
@@ -344,6 +343,7 @@ def _stored(store: Path) -> dict[Path, bytes]:
     }
 
 
+@pytest.mark.parametrize("lost", ["everything", "ref", "action", "manifest", "artifact"])
 def test_a_host_without_a_signing_key_makes_nothing(lost: str, hosts: Hosts) -> None:
     attacker = Attacker(hosts.store)
     (ref,) = attacker.refs()

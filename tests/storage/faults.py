@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
@@ -69,6 +69,27 @@ class DictFilesystem(StoreFilesystem):
         pass
 
 
+class FullFilesystem(DictFilesystem):
+    """Takes so many writes, and has no space left for more."""
+
+    def __init__(self, objects: Mapping[str, bytes], room: int) -> None:
+        super().__init__(objects)
+        self.room = room
+
+    def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
+        self._take_room()
+        return super().replace(path, data, expected=expected)
+
+    def move(self, source: str, destination: str) -> bool:
+        self._take_room()
+        return super().move(source, destination)
+
+    def _take_room(self) -> None:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= 1
+
+
 class KilledError(BaseException):
     """The process ends here: nothing that handles ordinary errors may see it."""
 
@@ -105,6 +126,9 @@ class FaultyFilesystem(StoreFilesystem):
 
     def entries(self, folder: str) -> Iterator[Entry]:
         return self._do("entries", folder, lambda: self._inner.entries(folder))
+
+    def unwritable(self, folders: Sequence[str], divided: Sequence[str]) -> str | None:
+        return self._inner.unwritable(folders, divided)
 
     def sync(self, paths: Iterable[str]) -> None:
         self._do("sync", "", lambda: self._inner.sync(paths))

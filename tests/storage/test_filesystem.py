@@ -24,9 +24,10 @@ from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
 from graphkiln.storage.locations import open_filesystem
 from graphkiln.storage.remote import RemoteFilesystem
 from graphkiln.storage.s3 import S3Filesystem
+from graphkiln.storage.spill import SpillingFilesystem
 from graphkiln.storage.store import Store, open_for_writing, open_store
 from graphkiln.storage.verify import verify_store
-from tests.storage.faults import DictFilesystem
+from tests.storage.faults import DictFilesystem, FullFilesystem
 from tests.storage.samples import compile_toy, load_toy, noise
 
 CONTENTS = [b"", b"x", b"line\r\n\x00\xff", noise(100_000)]
@@ -37,13 +38,15 @@ CONTENTS = [b"", b"x", b"line\r\n\x00\xff", noise(100_000)]
 ON_S3 = pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.xdist_group("s3")])
 
 
-@pytest.fixture(params=["local", "memory", "dict", ON_S3])
+@pytest.fixture(params=["local", "memory", "dict", "full", ON_S3])
 def filesystem(
     request: pytest.FixtureRequest, tmp_path: Path, in_memory: Callable[[], StoreFilesystem]
 ) -> StoreFilesystem:
     """An empty file system of each kind, that of the tests included."""
     if request.param == "dict":
         return DictFilesystem({})
+    if request.param == "full":
+        return SpillingFilesystem(FullFilesystem({}, room=0))
     if request.param == "s3":
         made: StoreFilesystem = request.getfixturevalue("in_s3")()
         return made
@@ -273,7 +276,7 @@ def test_sync_takes_any_number_of_objects(filesystem: StoreFilesystem) -> None:
 
 
 def test_a_second_one_on_the_same_place_sees_the_same(filesystem: StoreFilesystem) -> None:
-    if isinstance(filesystem, DictFilesystem):
+    if isinstance(filesystem, DictFilesystem | SpillingFilesystem):
         pytest.skip("it has no place")
     options = filesystem._fs.storage_options if isinstance(filesystem, S3Filesystem) else {}
     again = open_filesystem(filesystem.url, options)
