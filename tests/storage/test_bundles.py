@@ -648,10 +648,13 @@ def test_a_fault_at_any_operation_leaves_the_old_commit_or_the_new_one(fault: st
     for at, (operation, path) in enumerate(watched.operations):
         if operation not in WRITES and fault != "EIO":
             continue
+        if operation == "remove" and path.startswith(layout.PINS) and not fault.startswith("killed"):
+            continue  # what is left of a pin expires, and everything else is done
         filesystem = DictFilesystem(old.objects)
         expected = KilledError if fault.startswith("killed") else StoreUnavailableError
         with pytest.raises(expected):
             _put(FaultyFilesystem(filesystem, at, fault), data)
+            raise AssertionError((at, operation, path))
         assert load_toy(Store(filesystem), variant) in (former, OUTPUTS), (at, operation, path)
         assert not verify_store(Store(filesystem)).damaged, (at, operation, path)
         _put(filesystem, data)
