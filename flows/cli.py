@@ -6,6 +6,7 @@ import sys
 import click
 
 import graphkiln
+from graphkiln.flows.commands.catalog import catalog_group, report_command
 from graphkiln.flows.commands.common import err, print_json_error, report_error
 from graphkiln.flows.commands.compilation import compile_command, server_lost
 from graphkiln.flows.commands.inspection import (
@@ -66,5 +67,14 @@ def cli() -> None:
     """Compile machine-learning networks for large clusters as explicit, content-addressed stages."""
 
 
-for command in (compile_command, status_command, show_command, explain_command, log_command, verify_command):
+for command in (
+    compile_command,
+    status_command,
+    show_command,
+    explain_command,
+    log_command,
+    verify_command,
+    report_command,
+    catalog_group,
+):
     cli.add_command(command)

@@ -60,7 +60,13 @@ def ensure(
 
     with Workers(jobs) as workers:
         session = open_session(
-            spec, workers, target=target, parameters=parameters, store=store, storage_options=storage_options
+            spec,
+            workers,
+            target=target,
+            parameters=parameters,
+            store=store,
+            storage_options=storage_options,
+            record_hits=False,
         )
         _run(session, workers.jobs)
     error = session.report.error(session.resolved.target.backend)

@@ -1,17 +1,19 @@
 """Where each object lies in a store. No path is made out of user text that was not checked."""
 
 import re
+from datetime import UTC, datetime
 
 from graphkiln.storage.digests import Digest, is_digest
 from graphkiln.storage.errors import BadInputError
 
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
-QUARANTINE, LEASES = "quarantine", "leases"
+QUARANTINE, LEASES, CATALOG = "quarantine", "leases", "catalog"
 # A store with any object there has been written to.
 IN_USE = (REFS, PLANS, ACTIONS, BLOBS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CATALOG_PART = re.compile(rf"{CATALOG}/\d{{8}}T\d{{6}}Z-([0-9a-f]{{64}})\.parquet")
 
 
 def check_name(what: str, name: str) -> str:
@@ -68,3 +70,19 @@ def by_target(folder: str, network: str, target: str) -> str:
         BadInputError: a name is not valid.
     """
     return f"{folder}/{check_name('network', network)}/{check_name('target', target)}"
+
+
+def catalog_part(oldest: datetime, digest: Digest) -> str:
+    """Return the path of a part of the catalogue; paths are in the order of their oldest rows.
+
+    Args:
+        oldest: the time of its oldest row.
+        digest: the digest of its bytes.
+    """
+    return f"{CATALOG}/{oldest.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}.parquet"
+
+
+def digest_of_catalog_part(path: str) -> Digest | None:
+    """Return the digest that the path of a part of the catalogue holds; None if it is the path of something else."""
+    match = _CATALOG_PART.fullmatch(path)
+    return Digest(match[1]) if match else None

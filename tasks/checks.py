@@ -1,10 +1,15 @@
 """Checks of what users write that several modules share."""
 
 import difflib
+import re
 from collections.abc import Iterable
+from datetime import timedelta
 
 from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.ranks import RankSet
+
+_AGE = re.compile(r"(\d{1,5})\s*([smhdw])")
+_AGE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], *, what: str, reason: str, listed: bool = False) -> None:
@@ -38,3 +43,18 @@ def parse_ranks(text: str | None) -> RankSet | None:
         return None if text is None else RankSet.parse(text)
     except ValueError as error:
         raise BadInputError(str(error), reason="bad-ranks") from error
+
+
+def parse_age(text: str) -> timedelta:
+    """Read a length of time that a user wrote: ``"90m"``, ``"12h"``, ``"30d"``, ``"4w"``.
+
+    Raises:
+        BadInputError: the text is something else.
+    """
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise BadInputError(
+            f"{text!r} is not a length of time such as 12h, 30d or 4w (s, m, h, d and w are the units)",
+            reason="bad-age",
+        )
+    return timedelta(**{_AGE_UNITS[match[2]]: int(match[1])})

@@ -34,8 +34,12 @@ def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: Child
     except StoreUnavailableError:
         raise  # the kernel graph is not at fault
     except GraphKilnError as error:
-        _store_failure(plan, graph, error, store, lease)
-        return outcome_of_failure(graph, error)
+        if error.reason == "interrupted":
+            return outcome_of_failure(graph, error)  # the user's own doing says nothing of the kernel graph
+        used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
+        stats = _stats(*used)
+        _store_failure(plan, graph, error, stats, store, lease)
+        return outcome_of_failure(graph, error, stats)
     return outcome_of_result(graph, result, "compiled")
 
 
@@ -60,11 +64,10 @@ def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, b
     return result
 
 
-def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store, lease: str) -> None:
+def _store_failure(
+    plan: Plan, graph: PlannedGraph, error: GraphKilnError, stats: CompileStats, store: Store, lease: str
+) -> None:
     log = error.log if isinstance(error, ChildFailedError | ChildBadInputError) else b""
-    used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
-    if error.reason == "interrupted":
-        return  # the user's own doing says nothing of the kernel graph
     try:
         store.write_failure(
             FailureRecord(
@@ -75,7 +78,7 @@ def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store
                 retryable=error.retryable,
                 message=str(error),
                 log=store.put_blob(log) if log else None,
-                stats=_stats(*used),
+                stats=stats,
                 lease=lease,
             )
         )
