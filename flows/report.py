@@ -242,14 +242,18 @@ def _firsts(rows: "pa.Table", keys: Sequence[str], outcomes: Sequence[str]) -> "
 
 def _top(rows: "pa.Table", column: str) -> tuple[GraphFigures, ...]:
     """Return the rows with the greatest values, one of each kernel graph."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     names = ["network", "target", "kernel_graph"]
     made = _with_outcome(rows, ("compiled", "cached"))
     greatest = made.group_by(names).aggregate([(column, "max")])
+    # pyarrow 26 crashes if it is to sort by a column that is encoded.
+    for name in names:
+        greatest = greatest.set_column(greatest.column_names.index(name), name, greatest[name].cast(pa.string()))
     order = [(f"{column}_max", "descending"), *((name, "ascending") for name in names)]
     found = []
-    for wanted in greatest.take(pc.select_k_unstable(greatest, TOP_GRAPHS, order)).to_pylist():
+    for wanted in greatest.sort_by(order).slice(0, TOP_GRAPHS).to_pylist():
         mask = pc.equal(made[column], wanted[f"{column}_max"])
         for name in names:
             mask = pc.and_(mask, pc.equal(made[name], wanted[name]))

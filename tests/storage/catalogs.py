@@ -89,7 +89,5 @@ def history(runs: int, graphs: int, *, networks: int = 4) -> Iterator[list[Catal
                 }
             about = made.get(key, {"compiled_at": time if outcome == "failed" else None})
             name = f"graph-{graph}"
-            rows.append(
-                row(f"run {number}", name, outcome, time=time, network=network, action_key=key, **about)
-            )
+            rows.append(row(f"run {number}", name, outcome, time=time, network=network, action_key=key, **about))
         yield rows

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandas
-import polars
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -104,7 +104,9 @@ def test_a_damaged_part_is_named_and_left_out_and_nothing_else(
         found = read_catalog(store, schema().names)
     assert found.rows.num_rows == 6
     assert found.damaged == (() if how == "deleted" else (paths[1],))
-    assert [f"{store.url}/{paths[1]}" in record.getMessage() for record in caplog.records] == [True] * len(found.damaged)
+    assert [f"{store.url}/{paths[1]}" in record.getMessage() for record in caplog.records] == [True] * len(
+        found.damaged
+    )
     verified = verify_store(store)
     assert [(problem.path, problem.severity) for problem in verified.problems] == [
         (path, "leftover") for path in found.damaged
@@ -221,15 +223,15 @@ def check(found: list[dict[str, Any]], rows: list[CatalogRow]) -> None:
 
 
 def test_polars_reads_it(local: tuple[str, list[CatalogRow]]) -> None:
-    check(polars.read_parquet(local[0]).to_dicts(), local[1])
-    hits = polars.scan_parquet(local[0]).filter(polars.col("outcome") == "cached").collect()
+    check(pl.read_parquet(local[0]).to_dicts(), local[1])
+    hits = pl.scan_parquet(local[0]).filter(pl.col("outcome") == "cached").collect()
     assert len(hits) == 1 + 5 * 3
 
 
 def test_pandas_reads_it(local: tuple[str, list[CatalogRow]]) -> None:
-    frame = pandas.read_parquet(str(Path(local[0]).parent), dtype_backend="pyarrow")
+    frame = pd.read_parquet(str(Path(local[0]).parent), dtype_backend="pyarrow")
     check(pa.Table.from_pandas(frame, schema=schema(), preserve_index=False).to_pylist(), local[1])
-    plain = pandas.concat(pandas.read_parquet(path) for path in sorted(Path(local[0]).parent.glob("*.parquet")))
+    plain = pd.concat(pd.read_parquet(path) for path in sorted(Path(local[0]).parent.glob("*.parquet")))
     assert plain.groupby("outcome").size().to_dict() == {"cached": 16, "compiled": 1, "failed": 1, "blocked": 1}
     assert plain["time"].min() == START
 

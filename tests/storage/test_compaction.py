@@ -1,5 +1,6 @@
 """Compaction: fewer parts, the same rows, whatever happens meanwhile."""
 
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.storage import compaction, layout
-from graphkiln.storage.catalog import encode, part_paths, store_table, table_of, write_part
+from graphkiln.storage.catalog import decode, encode, part_paths, store_table, table_of, write_part
 from graphkiln.storage.compaction import LEASE_KEY, Compaction, compact_catalog
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError
@@ -15,7 +16,7 @@ from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.storage.verify import verify_store
-from tests.storage.catalogs import expected, history, row, rows_in, run_of
+from tests.storage.catalogs import expected, history, rows_in, run_of
 from tests.storage.faults import FAULTS, DictFilesystem, FaultyFilesystem, KilledError
 from tests.storage.samples import harm
 
@@ -191,7 +192,7 @@ def test_compactions_that_meet_at_any_operation_lose_no_row(
     """As if this one had slept so long that its lease was taken over."""
     for at in range(len(operations(filled))):
         store = Store(filesystem := DictFilesystem(filled))
-        compact(Store(Disturbed(filesystem, at, lambda store=store: disturb(store))))
+        compact(Store(Disturbed(filesystem, at, functools.partial(disturb, store))))
         new = run_of(9) if disturb is others_with_a_new_run else []
         assert rows_in(store) == expected([*ROWS, *new]), at
         compact(store)
@@ -255,18 +256,10 @@ def test_merged_parts_have_fewer_rows_than_two_full_ones_and_runs_stay_whole() -
     for number, size in enumerate(sizes):
         write_part(store, run_of(number, size))
     compact(store)
-    found = [table for path in part_paths(store) if (table := _table(filesystem.read(path)))]
+    found = [decode(filesystem.read(path), path) for path in part_paths(store)]
     assert all(len(table) < 2 * 6 for table in found)
     runs = [set(table["run"].to_pylist()) for table in found]
     assert sum(map(len, runs)) == len(set().union(*runs)) == len(sizes)
     assert {digest_bytes(encode(table)) for table in found} == {
         layout.digest_of_catalog_part(path) for path in part_paths(store)
     }
-
-
-def _table(data: bytes):  # type: ignore[no-untyped-def]  # pyarrow has no types
-    import io
-
-    import pyarrow.parquet as pq
-
-    return pq.read_table(io.BytesIO(data))
