@@ -41,6 +41,7 @@ def ensure(
     """Compile what is missing, commit, and return the compiled network.
 
     Runs as a Prefect flow if a Prefect server is configured; if there is none, or it does not answer, without Prefect.
+    The store's catalogue gets a row for each kernel graph, unless everything was there and committed.
 
     Args:
         spec: a `NetworkSpec`, or the path of one in TOML.

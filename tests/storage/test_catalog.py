@@ -73,8 +73,10 @@ def test_parts_are_read_in_the_order_of_their_runs_and_only_the_columns_that_are
     assert found["time"].to_pylist() == [START + timedelta(hours=hours) for hours in (1, 2, 3, 20) for _ in range(3)]
 
 
-def test_the_columns_are_those_of_a_row_in_their_order() -> None:
+def test_the_columns_are_those_of_a_row_in_their_order_and_each_is_documented() -> None:
     assert tuple(schema().names) == CatalogRow.__struct_fields__
+    documented = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in documented for name in schema().names)
 
 
 def test_a_run_that_two_parts_have_is_counted_once(store: Store) -> None:
