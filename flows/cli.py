@@ -7,6 +7,7 @@ import click
 
 import graphkiln
 from graphkiln.flows.commands.bundles import export_command, import_command
+from graphkiln.flows.commands.catalog import catalog_group, report_command
 from graphkiln.flows.commands.collection import gc_command, pin_command, rm_command, unpin_command
 from graphkiln.flows.commands.common import err, print_json_error, report_error
 from graphkiln.flows.commands.compilation import compile_command, server_lost
@@ -74,6 +75,7 @@ def cli() -> None:
 _COMMANDS = (
     *(compile_command, status_command, show_command, explain_command, log_command, verify_command),
     *(gc_command, rm_command, pin_command, unpin_command, export_command, import_command, keys_group),
+    *(report_command, catalog_group),
 )
 for command in _COMMANDS:
     cli.add_command(command)

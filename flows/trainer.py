@@ -51,6 +51,7 @@ def ensure(
     Runs as a Prefect flow if a Prefect server is configured; if there is none, or it does not answer, without Prefect.
     If the store's disk becomes full, a warning says so, and this process goes on with what it has compiled: nothing is
     committed then, and the next run compiles what could not be kept.
+    The store's catalogue gets a row for each kernel graph, unless everything was there and committed.
 
     Args:
         spec: a `NetworkSpec`, or the path of one in TOML.
@@ -80,6 +81,7 @@ def ensure(
             storage_options=storage_options,
             trusted_keys=trusted_keys,
             spills=True,
+            record_hits=False,
         )
         _run(session, workers.jobs)
         if session.committed is not None:

@@ -7,10 +7,12 @@ before its digest matched, and nothing comes out larger than was promised.
 
 import contextlib
 import io
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from graphkiln.storage.canonical import canonical_json
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.errors import DamagedStoreError
 
@@ -45,6 +47,11 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stored_size: int
     content_digest: Digest
     size: int
+
+
+def artifact_digest(outputs: Mapping[str, BlobRef]) -> Digest:
+    """Return the digest of an artifact: that of the canonical JSON of its outputs, name by name the blob's digest."""
+    return digest_bytes(canonical_json({name: str(ref.digest) for name, ref in outputs.items()}))
 
 
 def encode(content: bytes) -> tuple[BlobRef, bytes]:

@@ -360,7 +360,10 @@ def _put_plan(store: Store, ref: RefRecord, document: PlanDocument, bundle: Bund
 
 
 def _put_ref(store: Store, ref: RefRecord, data: bytes) -> bool:
-    return store.put_document(path_of_ref(ref), data, lambda: _state(store, ref) in ("unchanged", "kept"))
+    moved = store.put_document(path_of_ref(ref), data, lambda: _state(store, ref) in ("unchanged", "kept"))
+    if moved:
+        store.trust.remember(store.url, ref)
+    return moved
 
 
 def _counted_blobs(blobs: dict[BlobRef, str], size: int, progress: Progress | None) -> Iterator[tuple[BlobRef, str]]:

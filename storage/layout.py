@@ -1,13 +1,14 @@
 """Where each object lies in a store. No path is made out of user text that was not checked."""
 
 import re
+from datetime import UTC, datetime
 
 from graphkiln.storage.digests import Digest, is_digest
 from graphkiln.storage.errors import BadInputError
 
 FORMAT = "graphkiln-store.json"
 BLOBS, ACTIONS, FAILURES, MANIFESTS, PLANS, REFS = "blobs", "actions", "failures", "manifests", "plans", "refs"
-QUARANTINE, LEASES, PINS = "quarantine", "leases", "pins"
+QUARANTINE, LEASES, PINS, CATALOG = "quarantine", "leases", "pins", "catalog"
 # Of runs that are at work or have just ended; of variants; of single manifests, whatever becomes of their variants.
 RUN_PINS, KEPT_PINS, MANIFEST_PINS = f"{PINS}/runs", f"{PINS}/kept", f"{PINS}/manifests"
 # Says that a collector is deleting right now.
@@ -18,6 +19,7 @@ BY_DIGEST = (BLOBS, ACTIONS, FAILURES, MANIFESTS, LEASES)
 IN_USE = (REFS, PLANS, ACTIONS, BLOBS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CATALOG_PART = re.compile(rf"{CATALOG}/\d{{8}}T\d{{6}}Z-([0-9a-f]{{64}})\.parquet")
 
 
 def check_name(what: str, name: str) -> str:
@@ -80,3 +82,19 @@ def digest_of(path: str) -> Digest | None:
     """Return the digest that names the object at a path, or None if none does."""
     name = path.rpartition("/")[2]
     return Digest(name) if is_digest(name) else None
+
+
+def catalog_part(oldest: datetime, digest: Digest) -> str:
+    """Return the path of a part of the catalogue; paths are in the order of their oldest rows.
+
+    Args:
+        oldest: the time of its oldest row.
+        digest: the digest of its bytes.
+    """
+    return f"{CATALOG}/{oldest.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}.parquet"
+
+
+def digest_of_catalog_part(path: str) -> Digest | None:
+    """Return the digest that the path of a part of the catalogue holds; None if it is the path of something else."""
+    match = _CATALOG_PART.fullmatch(path)
+    return Digest(match[1]) if match else None

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
-from graphkiln.storage.digests import Digest
+from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import Body, seal, unseal
 from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError, UntrustedError
 from graphkiln.storage.filesystem import StoreFilesystem
@@ -176,6 +176,29 @@ class ObjectStore(RawObjects):
                 raise _missing() from None
             decode(ref, stored)
             return stored
+
+    def put_catalog_part(self, path: str, data: bytes) -> None:
+        """Store a part of the catalogue under a path of `layout.catalog_part`. Damage in its place is set aside."""
+        self._create_or_mend({path: data})
+
+    def get_catalog_part(self, path: str) -> bytes:
+        """Return a part of the catalogue, once its bytes have matched the digest in its path.
+
+        Raises:
+            DamagedStoreError: it is missing or does not match.
+        """
+        with self._about(path, "a part of the catalogue"):
+            try:
+                data = self.read_raw(path)
+            except FileNotFoundError:
+                raise _missing() from None
+            if digest_bytes(data) != layout.digest_of_catalog_part(path):
+                raise DamagedStoreError("its bytes do not match the digest in its name", reason="wrong-digest")
+            return data
+
+    def drop_catalog_part(self, path: str) -> None:
+        """Delete a part of the catalogue whose rows are in another one."""
+        self._drop(path, "part of the catalogue")
 
     def put_stored(self, ref: BlobRef, stored: bytes) -> bool:
         """Store a blob in the form in which another store has it, and read it back.

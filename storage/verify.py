@@ -8,9 +8,10 @@ import msgspec
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
+from graphkiln.storage.catalog import read_parts
 from graphkiln.storage.digests import Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import unseal
-from graphkiln.storage.errors import DamagedStoreError, UntrustedError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, UntrustedError
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.pins import is_pin_path
 from graphkiln.storage.records import Plan, QuarantineNote
@@ -27,8 +28,8 @@ class Problem(msgspec.Struct, frozen=True, order=True):
     Attributes:
         path: the object.
         severity: ``"damage"`` is a missing or altered object, which the next compile makes again; ``"leftover"``
-            is what a killed run left, which hurts nobody; ``"untrusted"`` is what has no trusted signature where
-            signatures are required, which the next compile makes again as well.
+            is what a killed run left, or a damaged part of the catalogue, which hurts nobody; ``"untrusted"`` is what
+            has no trusted signature where signatures are required, which the next compile makes again as well.
         message: what is wrong.
     """
 
@@ -113,6 +114,8 @@ class _Verifier:
             _BY_DIGEST[folder](self, name)
         elif is_pin_path(path):
             self._look_at_pin(path)
+        elif layout.digest_of_catalog_part(path):
+            self._look_at_catalog_part(path)
         elif path not in (layout.FORMAT, layout.SWEEP):
             self._note(path, "leftover", "not an object of a store")
 
@@ -166,6 +169,14 @@ class _Verifier:
         self._look_at_manifest(ref.manifest)
         for lost in missing_from(self._store, manifest):
             self._note(lost.path, "damage", str(lost))
+
+    def _look_at_catalog_part(self, path: str) -> None:
+        try:
+            for _, found in read_parts(self._store, [path]):
+                if isinstance(found, DamagedStoreError) and found.reason != "missing":
+                    self._note(path, "leftover", f"{found}; reports leave it out, and nothing else needs it")
+        except BadInputError as error:
+            self._note(path, "leftover", str(error))
 
     def _look_for_lost_refs(self) -> None:
         for path in self._store.names(layout.MANIFESTS):

@@ -32,8 +32,12 @@ def compile_graph(
     except StoreUnavailableError:
         raise  # the kernel graph is not at fault
     except GraphKilnError as error:
-        _store_failure(plan, graph, error, store, lease, pin)
-        return outcome_of_failure(graph, error)
+        if error.reason == "interrupted":
+            return outcome_of_failure(graph, error)  # the user's own doing says nothing of the kernel graph
+        used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
+        stats = _stats(*used)
+        _store_failure(plan, graph, error, stats, store, lease, pin)
+        return outcome_of_failure(graph, error, stats)
     return outcome_of_result(graph, result, "compiled")
 
 
@@ -69,12 +73,15 @@ def _put_pinned(contents: Sequence[bytes], store: Store, pin: RunPin) -> list[Bl
 
 
 def _store_failure(
-    plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store, lease: str, pin: RunPin
+    plan: Plan,
+    graph: PlannedGraph,
+    error: GraphKilnError,
+    stats: CompileStats,
+    store: Store,
+    lease: str,
+    pin: RunPin,
 ) -> None:
     log = error.log if isinstance(error, ChildFailedError | ChildBadInputError) else b""
-    used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
-    if error.reason == "interrupted":
-        return  # the user's own doing says nothing of the kernel graph
     try:
         store.write_failure(
             FailureRecord(
@@ -85,7 +92,7 @@ def _store_failure(
                 retryable=error.retryable,
                 message=str(error),
                 log=_put_pinned([log], store, pin)[0] if log else None,
-                stats=_stats(*used),
+                stats=stats,
                 lease=lease,
             )
         )

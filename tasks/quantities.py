@@ -1,5 +1,6 @@
 """Durations and sizes as users write them."""
 
+import math
 import re
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.retention import Policy
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_LONGEST = timedelta(days=36_500)
 # Both families of units are in use for storage: the decimal ones of disks, the binary ones of memory.
 _BYTES = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgtp", 1)}}
 _BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgtp", 1)}
@@ -18,15 +20,15 @@ def parse_duration(text: str) -> timedelta:
     """Read a duration such as ``30d``, ``12h`` or ``90m``.
 
     Raises:
-        BadInputError: the text is something else, or longer than a calendar.
+        BadInputError: the text is something else, or more than a century.
     """
     match = _DURATION.fullmatch(text.strip())
-    try:
-        if match is not None:
-            return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
-    except OverflowError:
-        pass
-    raise BadInputError(f"{text!r} is no duration: write 30d, 12h, 90m, 2w or 45s", reason="bad-duration")
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
+    if seconds > _LONGEST.total_seconds():
+        raise BadInputError(
+            f"{text!r} is no duration of at most a century: write 30d, 12h, 90m, 2w or 45s", reason="bad-duration"
+        )
+    return timedelta(seconds=seconds)
 
 
 def parse_size(text: str) -> int:

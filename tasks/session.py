@@ -25,6 +25,7 @@ from graphkiln.tasks.compile import compile_graph
 from graphkiln.tasks.contracts import KernelGraph
 from graphkiln.tasks.outcome import GraphOutcome, outcome_for, outcome_of_failure, outcome_of_record, outcome_of_result
 from graphkiln.tasks.parse import store_plan, wanted_graphs
+from graphkiln.tasks.recording import record_run
 from graphkiln.tasks.resolve import ResolvedNetwork, resolve
 from graphkiln.tasks.sandbox.pool import ChildFailedError
 from graphkiln.tasks.spec import NetworkSpec
@@ -110,12 +111,15 @@ class CompileSession:
         *,
         ranks: RankSet | None = None,
         progress: Progress | None = None,
+        record_hits: bool = True,
     ) -> None:
         self.resolved = resolved
         self.store = store
         self._workers = workers
         self.ranks = ranks
         self._progress = progress
+        self._record_hits = record_hits
+        self._waited = False
         self._started = time.monotonic()
         if not store.trust.can_sign and self.committed_before is None:
             store.trust.require_signer(f"{resolved.title} has no trusted commit")
@@ -238,7 +242,19 @@ class CompileSession:
             missing=missing,
             seconds=time.monotonic() - self._started,
         )
+        if self._record_hits or self._made_something():
+            record_run(self.plan, named, self.store)
         return self._report
+
+    def _made_something(self) -> bool:
+        """Tell whether the run did, or waited for, anything that the store did not have, or commits it anew."""
+        before = self.committed_before
+        return (
+            self._waited
+            or any(outcome.state != "cached" for outcome in self.report.graphs)
+            or before is None
+            or before.plan != self.plan
+        )
 
     def _obtain(self, key: Digest) -> GraphOutcome:
         graphs = self.wanted[key]
@@ -262,6 +278,7 @@ class CompileSession:
         return compile_graph(self.plan, graphs[0], self.store, compilers, lease=lease, pin=self.pin)
 
     def _tell_waiting(self, graphs: list[PlannedGraph], owner: str) -> None:
+        self._waited = True
         if self._progress:
             for graph in graphs:
                 self._progress.waiting(graph, owner)
@@ -305,6 +322,7 @@ def open_session(
     ranks: RankSet | None = None,
     progress: Progress | None = None,
     spills: bool = False,
+    record_hits: bool = True,
 ) -> CompileSession:
     """Resolve a network, make sure that the store can be written, and start the frontend.
 
@@ -319,13 +337,15 @@ def open_session(
         ranks: compile only what these ranks need.
         progress: is told what happens.
         spills: whether to go on in memory if the store becomes full; see `open_for_writing`.
+        record_hits: whether the catalogue gets a row for each kernel graph even if all was there and committed. A
+            trainer's warm start does without, as it would import pyarrow, which takes a quarter of a second.
 
     Raises:
         BadInputError: the spec, the target, the parameters, a key or the store cannot be used.
     """
     resolved = resolve(spec, target, parameters)
     opened = open_for_writing(store, storage_options, trusted_keys=trusted_keys, spills=spills)
-    return CompileSession(resolved, opened, workers, ranks=ranks, progress=progress)
+    return CompileSession(resolved, opened, workers, ranks=ranks, progress=progress, record_hits=record_hits)
 
 
 def committed_manifest(resolved: ResolvedNetwork, store: Store) -> Manifest | None:

@@ -94,7 +94,7 @@ def test_a_trainer_that_loads_late_pins(network: CcNetwork, store_url: str, tmp_
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["gc", "--older-than", "soon"], "'soon' is no duration: write 30d, 12h, 90m, 2w or 45s"),
+        (["gc", "--older-than", "soon"], "'soon' is no duration of at most a century: write 30d, 12h, 90m, 2w or 45s"),
         (["gc", "--max-size", "big"], "'big' is no size: write 200GB, 1.5TiB or a number of bytes"),
         (["gc", "--keep-last", "0"], "0 is not in the range x>=1"),
         (["rm", "nothing"], "has no nothing; it has: kernels for native"),

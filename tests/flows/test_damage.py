@@ -63,7 +63,7 @@ def test_the_scene_has_every_object_of_the_store(scene: Scene) -> None:
     kinds = [*scene.objects.values(), *scene.former_objects.values()]
     found = open_store(str(scene.store)).names("")
     assert sorted(itertools.chain.from_iterable(kinds)) == [
-        path for path in found if not path.startswith(layout.RUN_PINS)
+        path for path in found if not path.startswith((layout.RUN_PINS, layout.CATALOG))
     ]
     assert scene.objects.keys() == RUNS.keys()
     assert sorted(scene.former_objects) == FORMER_KINDS

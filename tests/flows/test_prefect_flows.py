@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from graphkiln.flows.embedded_server import EmbeddedServer
+from graphkiln.storage.store import open_store
+from tests.storage.catalogs import rows_in
 
 pytestmark = [pytest.mark.prefect, pytest.mark.xdist_group("prefect")]
 
@@ -335,6 +337,14 @@ def test_precompile_compiles_shared_kernel_graphs_once(tmp_path: Path, server: S
     assert refs == {(first.name, "opt1"), (first.name, "opt2"), (second.name, "opt1")}
     artifact = server.artifact(flow_run, "markdown")
     assert [row.count("committed manifest") for row in artifact["data"].splitlines()] == [0, 0, 1, 1, 1]
+    # Each network has its rows in the catalogue, and what they share was compiled once.
+    rows = rows_in(open_store(str(first.store)))
+    wanted = [(first.name, target, graph) for target in ("opt1", "opt2") for graph in "abc"]
+    wanted += [(second.name, "opt1", graph) for graph in "xy"]
+    assert sorted((row["network"], row["target"], row["kernel_graph"]) for row in rows) == sorted(wanted)
+    assert {row["outcome"] for row in rows} == {"compiled"}
+    assert len({row["run"] for row in rows}) == 3
+    assert len({(row["action_key"], row["compiled_at"]) for row in rows}) == 6
 
 
 def test_precompile_goes_on_past_networks_that_fail(tmp_path: Path, server: Server) -> None:
@@ -366,6 +376,9 @@ def test_precompile_goes_on_past_networks_that_fail(tmp_path: Path, server: Serv
     rows = server.artifact(flow_run, "markdown")["data"].splitlines()[2:]
     assert len(rows) == 7
     assert sum("committed manifest" in row for row in rows) == 1
+    failed = [row for row in rows_in(open_store(str(good.store))) if row["outcome"] == "failed"]
+    assert {row["network"] for row in failed} == {bad.name, same.name}
+    assert len({(row["action_key"], row["compiled_at"]) for row in failed}) == 1
 
 
 def test_a_bug_or_a_store_that_fails_is_no_failed_compile(tmp_path: Path, server: Server) -> None:
@@ -434,7 +447,7 @@ def test_a_collection_shows_what_it_freed(tmp_path: Path, server: Server) -> Non
     """
     freed, networks, told = run_python(code, server, store=str(network.store))
     assert networks == [network.name]
-    assert told == ["BadInputError", "'soon' is no duration: write 30d, 12h, 90m, 2w or 45s"]
+    assert told == ["BadInputError", "'soon' is no duration of at most a century: write 30d, 12h, 90m, 2w or 45s"]
     assert not list((network.store / "blobs").glob("*/*"))
     done, failed = (
         run
