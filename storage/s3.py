@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from aiohttp import ClientPayloadError
 from s3fs.core import S3_RETRYABLE_ERRORS
 
 from graphkiln.storage.conditional import ConditionalFilesystem
@@ -72,11 +73,9 @@ class S3Filesystem(ConditionalFilesystem):
             try:
                 async with answer["Body"] as body:
                     return await body.read(), answer["ETag"]
-            except S3_RETRYABLE_ERRORS:  # it broke off
+            except S3_RETRYABLE_ERRORS as error:
                 tries += 1
-                if tries == _TRIES:
-                    raise
-            await _wait(tries)
+                await _wait(tries, error)
 
     async def _put(self, path: str, data: bytes, version: str | None) -> bool:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -87,12 +86,12 @@ class S3Filesystem(ConditionalFilesystem):
             except OSError as error:
                 if _condition_failed(error, version):
                     return False
-                tries += 1
-                if _code(error) not in _OVERLAP or tries == _TRIES:
+                if _code(error) not in _OVERLAP:
                     raise
+                tries += 1
+                await _wait(tries, error)
             else:
                 return True
-            await _wait(tries)
 
     async def _delete(self, path: str, version: str | None) -> bool:
         condition = {} if version is None else {"IfMatch": version}
@@ -121,16 +120,24 @@ class S3Filesystem(ConditionalFilesystem):
         return [item["Key"].removeprefix(self._prefix) for item in answer.get("Errors", ())]
 
     async def _call(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        try:
-            return await self._fs._call_s3(operation, Bucket=self._bucket, **arguments)
-        except OSError as error:
-            if _code(error) == "NoSuchBucket":
-                raise NotADirectoryError(errno.ENOTDIR, f"there is no bucket {self._bucket}") from error
-            raise
+        tries = 0
+        while True:
+            try:
+                return await self._fs._call_s3(operation, Bucket=self._bucket, **arguments)
+            except OSError as error:
+                if _code(error) == "NoSuchBucket":
+                    raise NotADirectoryError(errno.ENOTDIR, f"there is no bucket {self._bucket}") from error
+                raise
+            except ClientPayloadError as error:  # what botocore does not take for a broken connection
+                tries += 1
+                await _wait(tries, error)
 
 
-async def _wait(tries: int) -> None:
-    await asyncio.sleep(random.uniform(0, _SHORTEST_WAIT_SECONDS * 2**tries))  # noqa: S311  # nothing secret about it
+async def _wait(tries: int, error: Exception) -> None:
+    """Wait before another try, or raise what the last one failed of."""
+    if tries == _TRIES:
+        raise error
+    await asyncio.sleep(random.random() * _SHORTEST_WAIT_SECONDS * 2**tries)  # noqa: S311  # nothing secret about it
 
 
 def _condition_failed(error: OSError, version: str | None) -> bool:
