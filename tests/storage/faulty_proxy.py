@@ -3,10 +3,11 @@
 import contextlib
 import http.client
 import http.server
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 # What may happen to one request. "reply lost" happens after the server has done what it was asked to do.
 FAULTS: Final = ("busy", "server fault", "connection dropped", "reply lost", "reply cut")
@@ -18,14 +19,18 @@ _ANSWERS: Final = {
 _NOT_PASSED_ON: Final = ("transfer-encoding", "connection", "content-length", "date", "server")
 
 
+# How Google's protocol names what is uploaded.
+_UPLOADED: Final = re.compile(rb'{"name":"([^"]*)"}')
+
+
 class FaultyProxy:
     """Passes requests on, but for those of which `fault` names a fault.
 
     Attributes:
         url: where it listens.
-        fault: is asked of each request, by method and path; set by the test.
+        fault: is asked of each request, by method and what it is about; set by the test.
         seen: method and status of every request that reached the server, in order.
-        asked: method and path of every request.
+        asked: method of every request, and what it is about.
     """
 
     def __init__(self, server: str) -> None:
@@ -93,8 +98,9 @@ class FaultyProxy:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                proxy.asked.append((self.command, self.path))
-                fault = proxy.fault(self.command, self.path)
+                target = _target(self.path, body)
+                proxy.asked.append((self.command, target))
+                fault = proxy.fault(self.command, target)
                 if fault == "connection dropped":
                     self.close_connection = True
                 elif fault in _ANSWERS:
@@ -137,3 +143,8 @@ class FaultyProxy:
                 pass
 
         return Handler
+
+
+def _target(path: str, body: bytes) -> str:
+    name = _UPLOADED.search(body) if "uploadType=" in path else None
+    return name[1].decode() if name else unquote(path.partition("?")[0])
