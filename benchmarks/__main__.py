@@ -1,4 +1,4 @@
-"""``python -m benchmarks [a] [b] [c] [d] [catalog]``: run the parts that are named, or all, and print their tables."""
+"""``python -m benchmarks [PART…]``: run the parts that are named, or all, and print their tables."""
 
 import argparse
 import os
@@ -8,16 +8,26 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import catalog, cold, imports, rerun, warm
+from benchmarks import bulk, catalog, cold, imports, large_store, rerun, warm
 from benchmarks.workspace import Workspace
 
-PARTS = {"a": cold, "b": warm, "c": imports, "d": rerun, "catalog": catalog}
+PARTS = {
+    "a": cold,
+    "b": warm,
+    "c": imports,
+    "d": rerun,
+    "bulk": bulk,
+    "catalog": catalog,
+    "large-store": large_store,
+}
 
 
 def main() -> None:
     """Run the benchmarks in a temporary folder."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="GraphKiln beside plain JAX.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="a, b, c, d or catalog; all of them if none is named")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="GraphKiln beside plain JAX and plain fsspec."
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them if none is named")
     parts = list(dict.fromkeys(parser.parse_args().parts)) or list(PARTS)
     for part in parts:
         if part not in PARTS:

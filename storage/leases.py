@@ -112,6 +112,8 @@ class Leases:
         if self._store.create(_path(key), content):
             return self._hold(wanted, content)
         current = self._store.peek(_path(key))
+        if current == content:  # created at the first try, whose reply was lost
+            return self._hold(wanted, content)
         if current is None:  # released between the two requests: the next try will tell
             return seen or Observation(b"", self._monotonic(), None)
         if seen is None or seen.content != current:

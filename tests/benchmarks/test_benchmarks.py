@@ -4,6 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import bulk
+from benchmarks.workspace import Workspace
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,7 +24,15 @@ def test_the_import_costs_no_more_than_the_goal() -> None:
     assert done.stdout.count("<= 1.30 met") == 2
 
 
+def test_both_sides_of_the_bulk_part_store_and_load_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "OBJECTS", 100)
+    monkeypatch.setattr(bulk, "ROUNDS", 2)
+    rows = list(bulk._local(Workspace(tmp_path)))
+    assert len(rows) == 8
+    assert all(row.ours > 0 and row.theirs for row in rows)
+
+
 def test_an_unknown_part_is_refused() -> None:
     done = run("e")
     assert done.returncode == 2
-    assert "there is no part 'e': choose from a, b, c, d, catalog" in done.stderr
+    assert "there is no part 'e': choose from a, b, c, d, bulk, catalog, large-store" in done.stderr
