@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from graphkiln.storage import layout
 from graphkiln.storage.conditional import ConditionalFilesystem
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import StoreUnavailableError
@@ -187,13 +188,13 @@ def test_a_lease_whose_reply_was_lost_is_held_renewed_and_given_back(
         proxy.fail_first(1, fault, kind.put)
         lease = leases.take(key)
         assert isinstance(lease, LeaseRecord)
-        before = store.read_lease(key)
+        before = store.peek(layout.by_digest(layout.LEASES, key))
         proxy.fail_first(1, fault, kind.put)
         leases.renew()
-        assert store.read_lease(key) not in (None, before)
+        assert store.peek(layout.by_digest(layout.LEASES, key)) not in (None, before)
         proxy.fail_first(1, fault, "DELETE")
         leases.release(lease)
-        assert store.read_lease(key) is None
+        assert store.peek(layout.by_digest(layout.LEASES, key)) is None
 
 
 def test_the_number_of_requests_is_the_least_that_there_can_be(
