@@ -45,23 +45,37 @@ class ObjectStore:
         return self._fs.url
 
     def mend(self, read: Callable[[], Found]) -> Found | None:
-        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None."""
+        """Return what `read` returns; if it finds damage twice, quarantine that, warn, and return None.
+
+        What was damaged on its way here, and what somebody else has mended meanwhile, is whole the second time.
+        """
         try:
             return read()
         except DamagedStoreError as error:
-            self.quarantine(error)
+            first, stored = error, self._stored(error.path)
+        try:
+            found = read()
+        except DamagedStoreError as error:
+            _log.warning("%s: it will be made again", error)
+            if error.path and error.path == first.path:
+                self._set_aside(error, stored)
+            return None
+        _log.warning("%s; read again, it is whole", first)
+        return found
+
+    def _stored(self, path: str) -> bytes | None:
+        """Return the stored bytes of an object; None if there is none, or something else in its place."""
+        try:
+            return self.read_raw(path)
+        except (FileNotFoundError, DamagedStoreError):
             return None
 
-    def quarantine(self, error: DamagedStoreError) -> None:
-        """Move the object that `error` is about out of the way, and warn."""
-        _log.warning("%s: it will be made again", error)
-        if not error.path:
-            return
+    def _set_aside(self, error: DamagedStoreError, stored: bytes | None) -> None:
         # The folders are kept: one name made of all of them could be longer than file systems take.
         place = f"{layout.QUARANTINE}/{error.path}.{secrets.token_hex(8)}"
         note = QuarantineNote(path=error.path, reason=str(error), found_at=self._now())
         with self._medium(error.path):
-            if self._fs.move(error.path, place):
+            if self._fs.move(error.path, place, expected=stored):
                 self._fs.create(f"{place}.note", seal("quarantine note", note))
 
     def names(self, folder: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The store: its documents, each at its place. Nothing here decides what to compile."""
 
+import contextlib
 import errno
 import os
 import secrets
@@ -165,9 +166,18 @@ class Store(ObjectStore):
         """Store the result of an action in place of the one that is there."""
         self._replace(layout.by_digest(layout.ACTIONS, result.key), seal("action result", result))
 
-    def drop_action(self, key: Digest) -> None:
-        """Forget the result of an action, because something that it names is lost."""
-        self._drop(layout.by_digest(layout.ACTIONS, key), "action result")
+    def drop_action(self, result: ActionResult) -> None:
+        """Forget a result, because something that it names is lost. One that has taken its place stays."""
+        path = layout.by_digest(layout.ACTIONS, result.key)
+
+        def remove() -> None:
+            stored = self.read_raw(path)
+            if self.read_action(result.key) == result:
+                with self._medium(path):
+                    self._fs.remove(path, expected=stored)
+
+        with contextlib.suppress(FileNotFoundError):
+            self.mend(remove)
 
     def read_failure(self, key: Digest) -> FailureRecord | None:
         """Return how an action last failed, or None."""

@@ -48,8 +48,8 @@ class DictFilesystem(StoreFilesystem):
         del self.objects[path]
         return True
 
-    def move(self, source: str, destination: str) -> bool:
-        if source not in self.objects:
+    def move(self, source: str, destination: str, *, expected: bytes | None) -> bool:
+        if source not in self.objects or self.objects[source] != expected:
             return False
         self.objects[destination] = self.objects.pop(source)
         return True
@@ -94,8 +94,8 @@ class FaultyFilesystem(StoreFilesystem):
     def remove(self, path: str, *, expected: bytes) -> bool:
         return self._do("remove", path, lambda: self._inner.remove(path, expected=expected))
 
-    def move(self, source: str, destination: str) -> bool:
-        return self._do("move", source, lambda: self._inner.move(source, destination))
+    def move(self, source: str, destination: str, *, expected: bytes | None) -> bool:
+        return self._do("move", source, lambda: self._inner.move(source, destination, expected=expected))
 
     def delete(self, path: str) -> None:
         self._do("delete", path, lambda: self._inner.delete(path))

@@ -132,11 +132,15 @@ def test_replace_compares(
 
 def test_move_takes_an_object_away_once(filesystem: StoreFilesystem) -> None:
     filesystem.create("a/b", b"x")
-    assert filesystem.move("a/b", "c/d/e")
+    for other in (b"y", None):
+        assert not filesystem.move("a/b", "c/d/e", expected=other)
+    assert list(filesystem.names("")) == ["a/b"]
+    assert filesystem.move("a/b", "c/d/e", expected=b"x")
     assert filesystem.read("c/d/e") == b"x"
     assert list(filesystem.names("")) == ["c/d/e"]
-    assert not filesystem.move("a/b", "c/f")
-    assert not filesystem.move("never/was", "c/f")
+    for expected in (b"x", None):
+        assert not filesystem.move("a/b", "c/f", expected=expected)
+        assert not filesystem.move("never/was", "c/f", expected=expected)
     assert list(filesystem.names("")) == ["c/d/e"]
 
 
@@ -146,10 +150,10 @@ def test_nothing_is_lost_if_a_move_finds_its_destination_taken(in_memory: Callab
     filesystem.create("a", b"x")
     filesystem.create("b", b"y")
     with pytest.raises(FileExistsError):
-        filesystem.move("a", "b")
+        filesystem.move("a", "b", expected=b"x")
     assert [filesystem.read(path) for path in ("a", "b")] == [b"x", b"y"]
     filesystem.create("c", b"x")  # by a try whose answer was lost
-    assert filesystem.move("a", "c")
+    assert filesystem.move("a", "c", expected=b"x")
     assert list(filesystem.names("")) == ["b", "c"]
 
 
@@ -186,7 +190,7 @@ def test_nothing_but_objects_is_left(filesystem: StoreFilesystem) -> None:
     filesystem.replace("a/b", b"y", expected=b"z")
     filesystem.replace("a/b", b"z", expected=b"x")
     filesystem.replace("a/c", b"z", expected=None)
-    filesystem.move("a/c", "a/d")
+    filesystem.move("a/c", "a/d", expected=b"z")
     assert list(filesystem.names("")) == ["a/b", "a/d"]
 
 
@@ -400,7 +404,7 @@ def test_modes_follow_the_umask_so_that_a_second_user_can_read(
         local.create("a/created", b"x")
         local.replace("a/replaced", b"x", expected=None)
         local.create("a/moving", b"x")
-        local.move("a/moving", "b/c/moved")
+        local.move("a/moving", "b/c/moved", expected=b"x")
     finally:
         os.umask(before)
     root = Path(local.url)
