@@ -1,4 +1,4 @@
-"""A file system that fails at one chosen operation, the way that a medium or a kill does."""
+"""Faults at one chosen operation of a run, the way that a medium or a kill brings them about."""
 
 import contextlib
 import errno
@@ -9,9 +9,12 @@ from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
 Answer = TypeVar("Answer")
 
-ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "throttled": errno.EBUSY}
 WRITES: Final = ("create", "replace", "remove", "move", "delete", "sync")
-FAULTS: Final = ("killed before", "killed after", *ERRORS, "reply lost")
+# "repeated" is what a client does that has not heard the answer to its first try.
+FAULTS: Final = ("killed before", "killed after", *ERRORS, "reply lost", "repeated")
+# Only where the medium shows an object before it is whole.
+HALF_WRITTEN: Final = ("half written", "half written, then killed")
 
 
 class DictFilesystem(StoreFilesystem):
@@ -70,17 +73,59 @@ class KilledError(BaseException):
     """The process ends here: nothing that handles ordinary errors may see it."""
 
 
-class FaultyFilesystem(StoreFilesystem):
-    """Passes everything on, and fails at the operation number `at`, counted from 0.
+class FaultPoint:
+    """Lets operations pass, and brings a fault about at the one with the number `at`, counted from 0.
 
     Attributes:
-        operations: what was done, as (operation, path), the failed one included.
+        operations: what was done, as (operation, path), the failed one included; nothing is done after a kill.
     """
 
-    def __init__(self, inner: StoreFilesystem, at: int | None = None, fault: str = "EIO") -> None:
-        self.url = inner.url
+    def __init__(self, at: int | None = None, fault: str = "EIO") -> None:
         self.operations: list[tuple[str, str]] = []
-        self._inner, self._at, self._fault = inner, at, fault
+        self._at, self._fault = at, fault
+        self._killed = False
+
+    def do(
+        self, operation: str, path: str, act: Callable[[], Answer], half: Callable[[], object] | None = None
+    ) -> Answer:
+        """Do something, or fail.
+
+        Args:
+            operation: its name.
+            path: what it is about.
+            act: does it.
+            half: does a half of it; None if there is no such thing.
+        """
+        if self._killed:  # whoever cleans up on the way out would have died as well
+            raise KilledError
+        due = len(self.operations) == self._at
+        self.operations.append((operation, path))
+        return self._fail(act, half) if due else act()
+
+    def _fail(self, act: Callable[[], Answer], half: Callable[[], object] | None) -> Answer:
+        self._killed = "killed" in self._fault
+        if self._fault in ERRORS:
+            raise OSError(ERRORS[self._fault], self._fault)
+        if self._fault in HALF_WRITTEN:
+            if half is None:
+                raise ValueError(f"{self.operations[-1]} has no half")
+            half()
+        elif self._fault != "killed before":
+            with contextlib.suppress(OSError):
+                act()
+        if self._fault == "repeated":
+            return act()
+        if self._killed:
+            raise KilledError
+        raise OSError(errno.EIO, self._fault)
+
+
+class FaultyFilesystem(StoreFilesystem):
+    """Passes everything on, and fails where `point` says."""
+
+    def __init__(self, inner: StoreFilesystem, point: FaultPoint) -> None:
+        self.url = inner.url
+        self._inner, self._do = inner, point.do
 
     def read(self, path: str) -> bytes:
         return self._do("read", path, lambda: self._inner.read(path))
@@ -105,18 +150,3 @@ class FaultyFilesystem(StoreFilesystem):
 
     def sync(self, paths: Iterable[str]) -> None:
         self._do("sync", "", lambda: self._inner.sync(paths))
-
-    def _do(self, operation: str, path: str, act: Callable[[], Answer]) -> Answer:
-        due = len(self.operations) == self._at
-        self.operations.append((operation, path))
-        if not due:
-            return act()
-        if self._fault == "killed before":
-            raise KilledError
-        if self._fault in ERRORS:
-            raise OSError(ERRORS[self._fault], self._fault)
-        with contextlib.suppress(OSError):
-            act()
-        if self._fault == "killed after":
-            raise KilledError
-        raise OSError(errno.EIO, "the reply was lost")
