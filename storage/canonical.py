@@ -25,6 +25,18 @@ def canonical_json(value: Json) -> bytes:
             more than 64 bits, a key that is not text, a date.
     """
     _refuse_inexact(value)
+    return encode_parsed(value)
+
+
+def encode_parsed(value: Json) -> bytes:
+    """Return the one encoding of a value that `parse_json` gave.
+
+    Where the text that was parsed cannot be held exactly, the encoding differs from that text: who compares the two
+    need not look at every value.
+
+    Raises:
+        ValueError: it is nested too deeply.
+    """
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:

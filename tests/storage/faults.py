@@ -78,10 +78,12 @@ class FaultPoint:
 
     Attributes:
         operations: what was done, as (operation, path), the failed one included; nothing is done after a kill.
+        struck: the path of the operation that failed; empty before.
     """
 
     def __init__(self, at: int | None = None, fault: str = "EIO") -> None:
         self.operations: list[tuple[str, str]] = []
+        self.struck = ""
         self._at, self._fault = at, fault
         self._killed = False
 
@@ -100,7 +102,10 @@ class FaultPoint:
             raise KilledError
         due = len(self.operations) == self._at
         self.operations.append((operation, path))
-        return self._fail(act, half) if due else act()
+        if not due:
+            return act()
+        self.struck = path
+        return self._fail(act, half)
 
     def _fail(self, act: Callable[[], Answer], half: Callable[[], object] | None) -> Answer:
         self._killed = "killed" in self._fault
@@ -108,7 +113,7 @@ class FaultPoint:
             raise OSError(ERRORS[self._fault], self._fault)
         if self._fault in HALF_WRITTEN:
             if half is None:
-                raise ValueError(f"{self.operations[-1]} has no half")
+                raise ValueError(f"{self.struck} cannot be done by half")
             half()
         elif self._fault != "killed before":
             with contextlib.suppress(OSError):

@@ -1,0 +1,159 @@
+"""Whatever befalls a run at whichever operation on its store: nothing is lost, and the next run goes on."""
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphkiln.storage import layout
+from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError
+from graphkiln.storage.local import TEMPORARY_PREFIX
+from graphkiln.storage.plans import distinct_graphs
+from graphkiln.storage.records import Plan
+from graphkiln.storage.results import manifest_of
+from graphkiln.storage.store import Store
+from graphkiln.storage.verify import verify_store
+from graphkiln.tasks.session import Report
+from tests.flows.crash_points import KERNELS, PLACES, SCENARIOS, ObjectStore, Place, Scenario
+from tests.flows.stand_in_workers import LEASE_SECONDS, Kernels, Outputs, outputs_of, resolved_network, run
+from tests.storage.faults import ERRORS, HALF_WRITTEN, FaultPoint, KilledError
+
+# A run looks at the lease that it waits for at growing intervals.
+LONGEST_LOOK_SECONDS = 2.0
+
+
+@pytest.fixture(autouse=True)
+def without_warnings() -> Iterator[None]:
+    """Those of damage that is done on purpose would be thousands."""
+    logging.getLogger("graphkiln").disabled = True
+    yield
+    logging.getLogger("graphkiln").disabled = False
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("kind", PLACES)
+def test_every_crash_point(kind: str, scenario: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = SCENARIOS[scenario]()
+    undisturbed = FaultPoint()
+    place = PLACES[kind](made.objects, tmp_path / "undisturbed")
+    with place.faulty(undisturbed) as opened:
+        made.act(opened)
+    counts: Counter[str] = Counter()
+    for at, (operation, path) in enumerate(undisturbed.operations):
+        for fault in place.faults_of(operation):
+            place = PLACES[kind](made.objects, tmp_path / f"{at} {fault}")
+            try:
+                _try(place, made, FaultPoint(at, fault), fault)
+            except Exception as error:
+                error.add_note(f"{fault} at operation {at}: {operation} {path}")
+                raise
+            counts[fault] += 1
+    with capsys.disabled():
+        told = ", ".join(f"{fault} {count}" for fault, count in counts.items())
+        print(f"\n{scenario}, {kind}: {len(undisturbed.operations)} operations, {counts.total()} points ({told})")
+
+
+def _try(place: Place, scenario: Scenario, point: FaultPoint, fault: str) -> None:
+    report = _act(place, scenario, point, fault)
+    spoilt = {point.struck} if fault in HALF_WRITTEN else set()
+    _nothing_is_lost(place.store(), scenario, report, scenario.damaged | spoilt)
+    _next_run_goes_on(place, scenario.kernels)
+
+
+def _act(place: Place, scenario: Scenario, point: FaultPoint, fault: str) -> Report | None:
+    try:
+        with place.faulty(point) as opened:
+            report = scenario.act(opened)
+    except KilledError:
+        assert "killed" in fault
+        return None
+    except StoreUnavailableError as error:
+        assert fault not in ("killed before", "killed after", "repeated")
+        assert error.reason == ("disk-full" if fault == "ENOSPC" else "store-io")
+        return None
+    assert "killed" not in fault
+    return report
+
+
+def _nothing_is_lost(store: Store, scenario: Scenario, report: Report | None, harmed: set[str]) -> None:
+    problems = verify_store(store).problems
+    assert {problem.path for problem in problems if problem.severity == "damage"} <= harmed
+    before = None if scenario.committed is None else outputs_of(scenario.committed)
+    try:
+        loaded = _load(store)
+    except DamagedStoreError as error:
+        assert error.path in harmed
+        loaded = before
+    if report is not None and report.manifest is not None:
+        assert loaded == outputs_of(scenario.kernels)
+    elif loaded is None:
+        assert before is None or any(path.startswith(layout.REFS) for path in harmed)
+    else:
+        assert loaded in (before, outputs_of(scenario.kernels))
+
+
+def _next_run_goes_on(place: Place, kernels: Kernels) -> None:
+    missing = _not_usable(place.store(), kernels)
+    leased = [path for path in place.store().names(layout.LEASES) if not _is_temporary(path)]
+    with place.faulty(FaultPoint()) as opened:
+        report, workers = run(opened, kernels)
+    assert report.manifest is not None
+    assert sorted(workers.compiled) == sorted(missing)
+    # A dead run's lease is taken over without a hand, and nobody waits without one.
+    assert workers.waited <= len(leased) * (LEASE_SECONDS + 2 * LONGEST_LOOK_SECONDS)
+    store = place.store()
+    assert _load(store) == outputs_of(kernels)
+    damaged = {problem.path for problem in verify_store(store).problems if problem.severity == "damage"}
+    assert not [path for path in damaged if _is_named(store, path)]
+
+
+def _load(store: Store) -> Outputs | None:
+    """Read what a trainer reads; None if nothing is committed."""
+    resolved = resolved_network()
+    ref = store.read_ref(resolved.network.name, resolved.target.name, resolved.variant)
+    if ref is None:
+        return None
+    return {
+        graph: {name: store.get_blob(blob, f"output {name} of {graph}") for name, blob in outputs.items()}
+        for graph, outputs in manifest_of(store, ref).artifacts.items()
+    }
+
+
+@functools.cache
+def _plan() -> Plan:
+    place = ObjectStore({})
+    with place.faulty(FaultPoint()) as opened:
+        report, _ = run(opened, KERNELS)
+    assert report.manifest is not None
+    return place.store().read_manifest(report.manifest).plan
+
+
+def _not_usable(store: Store, kernels: Kernels) -> list[str]:
+    """Return the kernel graphs whose result is not there, or not whole."""
+    assert kernels == KERNELS
+    found = []
+    for key, graphs in distinct_graphs(_plan().graphs).items():
+        try:
+            result = store.read_action(key)
+            for name, blob in result.outputs.items() if result else ():
+                store.get_blob(blob, name)
+        except DamagedStoreError:
+            result = None
+        if result is None:
+            found.append(graphs[0].name)
+    return found
+
+
+def _is_named(store: Store, path: str) -> bool:
+    """Tell whether an object is named by another one, or is one that is found by its name."""
+    if not path.startswith(layout.BLOBS):
+        return True
+    name = path.rpartition("/")[2].encode()
+    return any(name in store.read_raw(other) for other in store.names("") if not other.startswith(layout.QUARANTINE))
+
+
+def _is_temporary(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
