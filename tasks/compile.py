@@ -3,7 +3,7 @@
 import platform
 from datetime import UTC, datetime
 
-from graphkiln.storage.errors import GraphKilnError, StoreUnavailableError
+from graphkiln.storage.errors import DamagedStoreError, GraphKilnError, StoreUnavailableError
 from graphkiln.storage.plans import parts_of
 from graphkiln.storage.records import ActionResult, CompileStats, FailureRecord, Plan, PlannedGraph
 from graphkiln.storage.results import usable_result
@@ -26,12 +26,13 @@ def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: Child
 
     Raises:
         StoreUnavailableError: the store's medium failed.
+        DamagedStoreError: the payload is not what was written.
     """
     try:
         payload = store.get_blob(graph.payload, f"the payload of {graph.name}")
         made = children.compile(plan.target.backend, _compile_job(plan, graph, payload))
         result = _store_result(plan, graph, made, store)
-    except StoreUnavailableError:
+    except (StoreUnavailableError, DamagedStoreError):
         raise  # the kernel graph is not at fault
     except GraphKilnError as error:
         _store_failure(plan, graph, error, store, lease)

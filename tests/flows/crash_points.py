@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.session import Report
 from tests.flows.stand_in_workers import Kernels, run
-from tests.storage.faults import FAULTS, HALF_WRITTEN, DictFilesystem, FaultPoint
+from tests.storage.faults import FAULTS, HALF_READ, HALF_WRITTEN, DictFilesystem, FaultPoint
 from tests.storage.faulty_disk import FAULTS_OF_CALLS, faulty_disk
 from tests.storage.faulty_fsspec import URL, Medium
 
@@ -33,7 +34,13 @@ Act = Callable[[Callable[[], Store]], Report | None]
 
 
 class Place(abc.ABC):
-    """A store that can be opened with faults and without."""
+    """A store that can be opened with faults and without.
+
+    Attributes:
+        name: what kind of place it is.
+    """
+
+    name: ClassVar[str]
 
     @abc.abstractmethod
     def faulty(self, point: FaultPoint) -> AbstractContextManager[Callable[[], Store]]:
@@ -51,7 +58,9 @@ class Place(abc.ABC):
 class ObjectStore(Place):
     """The product's client for fsspec, on a medium whose every operation is counted."""
 
-    def __init__(self, objects: Objects, folder: Path | None = None) -> None:
+    name = "an object store"
+
+    def __init__(self, objects: Objects) -> None:
         self._medium = Medium(objects)
 
     @contextmanager
@@ -66,14 +75,16 @@ class ObjectStore(Place):
         return self._medium.objects()
 
     def faults_of(self, operation: str) -> tuple[str, ...]:
-        # Of reads, a kill afterwards is a kill before the next operation, and a lost answer is an I/O error.
-        if operation in ("read", "list", "look"):
-            return ("killed before", "EIO", "throttled")
+        # Where nothing is changed, to be killed afterwards is to be killed before the next operation.
+        if operation in ("read", "list", "look", "make folder"):
+            return ("killed before", "EIO", "throttled", *([HALF_READ] if operation == "read" else []))
         return (*FAULTS, *HALF_WRITTEN) if operation in ("create", "write") else FAULTS
 
 
 class Disk(Place):
-    """A folder of a real disk, with every system call counted that changes it."""
+    """A folder of a real file system, with every system call counted that changes it."""
+
+    name = "a disk"
 
     def __init__(self, objects: Objects, folder: Path) -> None:
         self._folder = folder
@@ -91,9 +102,6 @@ class Disk(Place):
 
     def faults_of(self, operation: str) -> tuple[str, ...]:
         return FAULTS_OF_CALLS[operation]
-
-
-PLACES: dict[str, Callable[[Objects, Path], Place]] = {"object store": ObjectStore, "disk": Disk}
 
 
 @dataclass(frozen=True)

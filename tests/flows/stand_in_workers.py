@@ -61,7 +61,8 @@ def run(store: Callable[[], Store], kernels: Kernels, failing: Container[str] = 
         kernels: what the frontend gives.
         failing: those that do not compile.
     """
-    with StandInWorkers(kernels, failing) as workers:
+    workers = StandInWorkers(kernels, failing)
+    with workers:
         return run_direct(CompileSession(resolved_network(), store(), workers)), workers
 
 

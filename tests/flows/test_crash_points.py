@@ -2,24 +2,31 @@
 
 import functools
 import logging
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
 
+import graphkiln
 from graphkiln.storage import layout
-from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError
+from graphkiln.storage.errors import DamagedStoreError, NotCommittedError, StoreUnavailableError
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.records import Plan
 from graphkiln.storage.results import manifest_of
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
+from graphkiln.tasks.network import CompiledNetwork
 from graphkiln.tasks.session import Report
-from tests.flows.crash_points import KERNELS, PLACES, SCENARIOS, ObjectStore, Place, Scenario
+from tests.flows.cc_networks import NAME, TARGET, CcNetwork, call
+from tests.flows.cc_networks import outputs_of as loaded_outputs
+from tests.flows.crash_points import KERNELS, SCENARIOS, Disk, Objects, ObjectStore, Place, Scenario
 from tests.flows.stand_in_workers import LEASE_SECONDS, Kernels, Outputs, outputs_of, resolved_network, run
-from tests.storage.faults import ERRORS, HALF_WRITTEN, FaultPoint, KilledError
+from tests.storage.faults import HALF_READ, HALF_WRITTEN, DictFilesystem, FaultPoint, KilledError
+from tests.storage.faulty_fsspec import URL, Medium
 
 # A run looks at the lease that it waits for at growing intervals.
 LONGEST_LOOK_SECONDS = 2.0
@@ -33,33 +40,99 @@ def without_warnings() -> Iterator[None]:
     logging.getLogger("graphkiln").disabled = False
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory if that can be: the calls are the same, but thousands of them need not wait for a disk."""
+    memory = Path("/dev/shm")  # noqa: S108
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as made:
+        yield Path(made)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("kind", PLACES)
-def test_every_crash_point(kind: str, scenario: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_operation_on_an_object_store(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _try_every_point(lambda objects, _: ObjectStore(objects), scenario, capsys)
+
+
+@pytest.mark.parametrize("scenario", ["a first run", "a run after a change", "a mending of documents"])
+def test_every_system_call_on_a_disk(scenario: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _try_every_point(lambda objects, name: Disk(objects, folder / name), scenario, capsys)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads are killed as well
+def test_some_operations_of_runs_with_the_real_compiler(
+    tmp_path: Path, without_prefect: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = {"negate": "int run(int a) { return -a; }", "scale": "int run(int a) { return 3 * a; }"}
+    network = CcNetwork(tmp_path / "network", sources)
+    network.limit("lease_seconds = 1")
+    points = {
+        ("create", "blobs/"): "killed before",
+        ("create", "leases/"): "reply lost",
+        ("create", "actions/"): "killed after",
+        ("create", "manifests/"): "throttled",
+        ("write", "refs/"): "killed after",
+    }
+    for at, fault in points.items():
+        medium, point = Medium(), FaultPoint(at, fault)
+        with pytest.raises((KilledError, StoreUnavailableError)):
+            _ensure(network, medium, point)
+        assert point.struck
+        store = Store(DictFilesystem(medium.objects()))
+        assert not verify_store(store).damaged
+        if at[1] == "refs/":
+            assert sorted(loaded_outputs(_load_as_a_trainer(medium))) == sorted(sources)
+        else:
+            with pytest.raises(NotCommittedError):
+                _load_as_a_trainer(medium)
+        missing = len(sources) - len(list(store.names(layout.ACTIONS)))
+        network.take_runs()
+        _ensure(network, medium, FaultPoint())
+        assert len(network.take_runs()) == missing
+        network_of = _load_as_a_trainer(medium)
+        assert [call(network_of, name, tmp_path / f"{at[1]}-{name}", 7) for name in sorted(sources)] == [-7, 21]
+    with capsys.disabled():
+        print(f"\nfirst runs with the real compiler on an object store: {len(points)} points")
+
+
+def _ensure(network: CcNetwork, medium: Medium, point: FaultPoint) -> None:
+    graphkiln.ensure(network.spec, store=URL, storage_options={"medium": medium, "point": point}, jobs=1)
+
+
+def _load_as_a_trainer(medium: Medium) -> CompiledNetwork:
+    return graphkiln.load(NAME, target=TARGET, store=URL, storage_options={"medium": medium, "point": FaultPoint()})
+
+
+def _try_every_point(make: Callable[[Objects, str], Place], scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     made = SCENARIOS[scenario]()
     undisturbed = FaultPoint()
-    place = PLACES[kind](made.objects, tmp_path / "undisturbed")
+    place = make(made.objects, "undisturbed")
     with place.faulty(undisturbed) as opened:
         made.act(opened)
     counts: Counter[str] = Counter()
     for at, (operation, path) in enumerate(undisturbed.operations):
         for fault in place.faults_of(operation):
-            place = PLACES[kind](made.objects, tmp_path / f"{at} {fault}")
             try:
-                _try(place, made, FaultPoint(at, fault), fault)
+                _try(make(made.objects, f"{at}-{fault}"), made, FaultPoint(at, fault), fault)
             except Exception as error:
                 error.add_note(f"{fault} at operation {at}: {operation} {path}")
                 raise
             counts[fault] += 1
     with capsys.disabled():
-        told = ", ".join(f"{fault} {count}" for fault, count in counts.items())
-        print(f"\n{scenario}, {kind}: {len(undisturbed.operations)} operations, {counts.total()} points ({told})")
+        told = ", ".join(f"{count} {fault}" for fault, count in counts.items())
+        print(
+            f"\n{scenario} on {place.name}: {counts.total()} points at {len(undisturbed.operations)} operations: {told}"
+        )
 
 
 def _try(place: Place, scenario: Scenario, point: FaultPoint, fault: str) -> None:
     report = _act(place, scenario, point, fault)
     spoilt = {point.struck} if fault in HALF_WRITTEN else set()
     _nothing_is_lost(place.store(), scenario, report, scenario.damaged | spoilt)
+    if fault == HALF_READ and not scenario.damaged:
+        assert not list(place.store().names(layout.QUARANTINE)), "what was whole has been set aside"
     _next_run_goes_on(place, scenario.kernels)
 
 
@@ -74,11 +147,14 @@ def _act(place: Place, scenario: Scenario, point: FaultPoint, fault: str) -> Rep
         assert fault not in ("killed before", "killed after", "repeated")
         assert error.reason == ("disk-full" if fault == "ENOSPC" else "store-io")
         return None
+    except DamagedStoreError:
+        assert fault == HALF_READ
+        return None
     assert "killed" not in fault
     return report
 
 
-def _nothing_is_lost(store: Store, scenario: Scenario, report: Report | None, harmed: set[str]) -> None:
+def _nothing_is_lost(store: Store, scenario: Scenario, report: Report | None, harmed: Set[str]) -> None:
     problems = verify_store(store).problems
     assert {problem.path for problem in problems if problem.severity == "damage"} <= harmed
     before = None if scenario.committed is None else outputs_of(scenario.committed)

@@ -15,6 +15,8 @@ WRITES: Final = ("create", "replace", "remove", "move", "delete", "sync")
 FAULTS: Final = ("killed before", "killed after", *ERRORS, "reply lost", "repeated")
 # Only where the medium shows an object before it is whole.
 HALF_WRITTEN: Final = ("half written", "half written, then killed")
+# Once, on the way: the object itself is whole.
+HALF_READ: Final = "half read"
 
 
 class DictFilesystem(StoreFilesystem):
@@ -74,21 +76,27 @@ class KilledError(BaseException):
 
 
 class FaultPoint:
-    """Lets operations pass, and brings a fault about at the one with the number `at`, counted from 0.
+    """Lets operations pass, and brings a fault about at one of them.
 
     Attributes:
         operations: what was done, as (operation, path), the failed one included; nothing is done after a kill.
         struck: the path of the operation that failed; empty before.
     """
 
-    def __init__(self, at: int | None = None, fault: str = "EIO") -> None:
+    def __init__(self, at: int | tuple[str, str] | None = None, fault: str = "EIO") -> None:
+        """Choose the operation.
+
+        Args:
+            at: its number, counted from 0; or its name and how its path begins: the first of these; None for no fault.
+            fault: what befalls it.
+        """
         self.operations: list[tuple[str, str]] = []
         self.struck = ""
         self._at, self._fault = at, fault
         self._killed = False
 
     def do(
-        self, operation: str, path: str, act: Callable[[], Answer], half: Callable[[], object] | None = None
+        self, operation: str, path: str, act: Callable[[], Answer], half: Callable[[], Answer] | None = None
     ) -> Answer:
         """Do something, or fail.
 
@@ -96,25 +104,32 @@ class FaultPoint:
             operation: its name.
             path: what it is about.
             act: does it.
-            half: does a half of it; None if there is no such thing.
+            half: does, or answers, a half of it; None if there is no such thing.
         """
         if self._killed:  # whoever cleans up on the way out would have died as well
             raise KilledError
-        due = len(self.operations) == self._at
+        due = self._is_due(operation, path)
         self.operations.append((operation, path))
         if not due:
             return act()
         self.struck = path
         return self._fail(act, half)
 
-    def _fail(self, act: Callable[[], Answer], half: Callable[[], object] | None) -> Answer:
+    def _is_due(self, operation: str, path: str) -> bool:
+        if isinstance(self._at, tuple):
+            return not self.struck and operation == self._at[0] and path.startswith(self._at[1])
+        return len(self.operations) == self._at
+
+    def _fail(self, act: Callable[[], Answer], half: Callable[[], Answer] | None) -> Answer:
         self._killed = "killed" in self._fault
         if self._fault in ERRORS:
             raise OSError(ERRORS[self._fault], self._fault)
-        if self._fault in HALF_WRITTEN:
+        if self._fault in (*HALF_WRITTEN, HALF_READ):
             if half is None:
                 raise ValueError(f"{self.struck} cannot be done by half")
-            half()
+            answer = half()
+            if self._fault == HALF_READ:
+                return answer
         elif self._fault != "killed before":
             with contextlib.suppress(OSError):
                 act()

@@ -60,7 +60,15 @@ class FaultyFsspec(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return "/" + path.removeprefix("faulty://").strip("/")
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        return self._do("read", path, lambda: self._medium.cat_file(path, start, end))
+        def read() -> bytes:
+            data: bytes = self._medium.cat_file(path, start, end)
+            return data
+
+        def read_half() -> bytes:
+            data = read()
+            return data[: len(data) // 2]
+
+        return self._do("read", path, read, read_half)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         self._do(
@@ -89,7 +97,7 @@ class FaultyFsspec(fsspec.AbstractFileSystem):  # type: ignore[misc]
         self._do("make folder", path, lambda: self._medium.makedirs(path, exist_ok=exist_ok))
 
     def _do(
-        self, operation: str, path: str, act: Callable[[], Answer], half: Callable[[], object] | None = None
+        self, operation: str, path: str, act: Callable[[], Answer], half: Callable[[], Answer] | None = None
     ) -> Answer:
         try:
             return self._point.do(operation, path.removeprefix("/store/"), act, half)
