@@ -5,17 +5,22 @@ once for each operation and each fault that this operation can have, each time o
 """
 
 import abc
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from graphkiln.storage import layout
+from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.local import LocalFilesystem
+from graphkiln.storage.plans import distinct_graphs
+from graphkiln.storage.records import Plan
+from graphkiln.storage.results import manifest_of
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.session import Report
-from tests.flows.stand_in_workers import Kernels, run
+from tests.flows.stand_in_workers import Kernels, Outputs, resolved_network, run
 from tests.storage.faults import FAULTS, HALF_READ, HALF_WRITTEN, DictFilesystem, FaultPoint
 from tests.storage.faulty_disk import FAULTS_OF_CALLS, faulty_disk
 from tests.storage.faulty_fsspec import URL, Medium
@@ -112,14 +117,12 @@ class Scenario:
         objects: the store before.
         act: what is done to it.
         committed: what was committed before.
-        kernels: what the runs after it compile.
         damaged: which objects of the store are damaged to begin with.
     """
 
     objects: Objects
     act: Act
     committed: Kernels | None = None
-    kernels: Kernels = field(default_factory=lambda: KERNELS)
     damaged: frozenset[str] = frozenset()
 
 
@@ -163,3 +166,42 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     ),
     "a mending of blobs": lambda: _mending(layout.BLOBS),
 }
+
+
+# ---------------------------------------------------------------------- what a store has for its readers
+
+
+def load(store: Store) -> Outputs | None:
+    """Read what a trainer reads; None if nothing is committed."""
+    resolved = resolved_network()
+    ref = store.read_ref(resolved.network.name, resolved.target.name, resolved.variant)
+    if ref is None:
+        return None
+    return {
+        graph: {name: store.get_blob(blob, f"output {name} of {graph}") for name, blob in outputs.items()}
+        for graph, outputs in manifest_of(store, ref).artifacts.items()
+    }
+
+
+@functools.cache
+def _plan() -> Plan:
+    place = ObjectStore({})
+    with place.faulty(FaultPoint()) as opened:
+        report, _ = run(opened, KERNELS)
+    assert report.manifest is not None
+    return place.store().read_manifest(report.manifest).plan
+
+
+def not_usable(store: Store) -> list[str]:
+    """Return the kernel graphs whose result is not there, or not whole."""
+    found = []
+    for key, graphs in distinct_graphs(_plan().graphs).items():
+        try:
+            result = store.read_action(key)
+            for name, blob in result.outputs.items() if result else ():
+                store.get_blob(blob, name)
+        except DamagedStoreError:
+            result = None
+        if result is None:
+            found.append(graphs[0].name)
+    return found

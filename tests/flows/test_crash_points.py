@@ -1,6 +1,5 @@
 """Whatever befalls a run at whichever operation on its store: nothing is lost, and the next run goes on."""
 
-import functools
 import logging
 import os
 import tempfile
@@ -14,17 +13,14 @@ import graphkiln
 from graphkiln.storage import layout
 from graphkiln.storage.errors import DamagedStoreError, NotCommittedError, StoreUnavailableError
 from graphkiln.storage.local import TEMPORARY_PREFIX
-from graphkiln.storage.plans import distinct_graphs
-from graphkiln.storage.records import Plan
-from graphkiln.storage.results import manifest_of
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
 from graphkiln.tasks.network import CompiledNetwork
 from graphkiln.tasks.session import Report
 from tests.flows.cc_networks import NAME, TARGET, CcNetwork, call
 from tests.flows.cc_networks import outputs_of as loaded_outputs
-from tests.flows.crash_points import KERNELS, SCENARIOS, Disk, Objects, ObjectStore, Place, Scenario
-from tests.flows.stand_in_workers import LEASE_SECONDS, Kernels, Outputs, outputs_of, resolved_network, run
+from tests.flows.crash_points import KERNELS, SCENARIOS, Disk, Objects, ObjectStore, Place, Scenario, load, not_usable
+from tests.flows.stand_in_workers import LEASE_SECONDS, outputs_of, run
 from tests.storage.faults import HALF_READ, HALF_WRITTEN, DictFilesystem, FaultPoint, KilledError
 from tests.storage.faulty_fsspec import URL, Medium
 
@@ -92,7 +88,7 @@ def test_some_operations_of_runs_with_the_real_compiler(
         _ensure(network, medium, FaultPoint())
         assert len(network.take_runs()) == missing
         network_of = _load_as_a_trainer(medium)
-        assert [call(network_of, name, tmp_path / f"{at[1]}-{name}", 7) for name in sorted(sources)] == [-7, 21]
+        assert [call(network_of, name, tmp_path / "-".join(at).rstrip("/"), 7) for name in sorted(sources)] == [-7, 21]
     with capsys.disabled():
         print(f"\nfirst runs with the real compiler on an object store: {len(points)} points")
 
@@ -133,7 +129,7 @@ def _try(place: Place, scenario: Scenario, point: FaultPoint, fault: str) -> Non
     _nothing_is_lost(place.store(), scenario, report, scenario.damaged | spoilt)
     if fault == HALF_READ and not scenario.damaged:
         assert not list(place.store().names(layout.QUARANTINE)), "what was whole has been set aside"
-    _next_run_goes_on(place, scenario.kernels)
+    _next_run_goes_on(place)
 
 
 def _act(place: Place, scenario: Scenario, point: FaultPoint, fault: str) -> Report | None:
@@ -159,68 +155,31 @@ def _nothing_is_lost(store: Store, scenario: Scenario, report: Report | None, ha
     assert {problem.path for problem in problems if problem.severity == "damage"} <= harmed
     before = None if scenario.committed is None else outputs_of(scenario.committed)
     try:
-        loaded = _load(store)
+        loaded = load(store)
     except DamagedStoreError as error:
         assert error.path in harmed
         loaded = before
     if report is not None and report.manifest is not None:
-        assert loaded == outputs_of(scenario.kernels)
+        assert loaded == outputs_of(KERNELS)
     elif loaded is None:
         assert before is None or any(path.startswith(layout.REFS) for path in harmed)
     else:
-        assert loaded in (before, outputs_of(scenario.kernels))
+        assert loaded in (before, outputs_of(KERNELS))
 
 
-def _next_run_goes_on(place: Place, kernels: Kernels) -> None:
-    missing = _not_usable(place.store(), kernels)
+def _next_run_goes_on(place: Place) -> None:
+    missing = not_usable(place.store())
     leased = [path for path in place.store().names(layout.LEASES) if not _is_temporary(path)]
     with place.faulty(FaultPoint()) as opened:
-        report, workers = run(opened, kernels)
+        report, workers = run(opened, KERNELS)
     assert report.manifest is not None
     assert sorted(workers.compiled) == sorted(missing)
     # A dead run's lease is taken over without a hand, and nobody waits without one.
     assert workers.waited <= len(leased) * (LEASE_SECONDS + 2 * LONGEST_LOOK_SECONDS)
     store = place.store()
-    assert _load(store) == outputs_of(kernels)
+    assert load(store) == outputs_of(KERNELS)
     damaged = {problem.path for problem in verify_store(store).problems if problem.severity == "damage"}
     assert not [path for path in damaged if _is_named(store, path)]
-
-
-def _load(store: Store) -> Outputs | None:
-    """Read what a trainer reads; None if nothing is committed."""
-    resolved = resolved_network()
-    ref = store.read_ref(resolved.network.name, resolved.target.name, resolved.variant)
-    if ref is None:
-        return None
-    return {
-        graph: {name: store.get_blob(blob, f"output {name} of {graph}") for name, blob in outputs.items()}
-        for graph, outputs in manifest_of(store, ref).artifacts.items()
-    }
-
-
-@functools.cache
-def _plan() -> Plan:
-    place = ObjectStore({})
-    with place.faulty(FaultPoint()) as opened:
-        report, _ = run(opened, KERNELS)
-    assert report.manifest is not None
-    return place.store().read_manifest(report.manifest).plan
-
-
-def _not_usable(store: Store, kernels: Kernels) -> list[str]:
-    """Return the kernel graphs whose result is not there, or not whole."""
-    assert kernels == KERNELS
-    found = []
-    for key, graphs in distinct_graphs(_plan().graphs).items():
-        try:
-            result = store.read_action(key)
-            for name, blob in result.outputs.items() if result else ():
-                store.get_blob(blob, name)
-        except DamagedStoreError:
-            result = None
-        if result is None:
-            found.append(graphs[0].name)
-    return found
 
 
 def _is_named(store: Store, path: str) -> bool:
