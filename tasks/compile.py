@@ -26,13 +26,12 @@ def compile_graph(plan: Plan, graph: PlannedGraph, store: Store, children: Child
 
     Raises:
         StoreUnavailableError: the store's medium failed.
-        DamagedStoreError: the payload is not what was written.
     """
     try:
         payload = store.get_blob(graph.payload, f"the payload of {graph.name}")
         made = children.compile(plan.target.backend, _compile_job(plan, graph, payload))
         result = _store_result(plan, graph, made, store)
-    except (StoreUnavailableError, DamagedStoreError):
+    except StoreUnavailableError:
         raise  # the kernel graph is not at fault
     except GraphKilnError as error:
         _store_failure(plan, graph, error, store, lease)
@@ -64,8 +63,8 @@ def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, b
 def _store_failure(plan: Plan, graph: PlannedGraph, error: GraphKilnError, store: Store, lease: str) -> None:
     log = error.log if isinstance(error, ChildFailedError | ChildBadInputError) else b""
     used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
-    if error.reason == "interrupted":
-        return  # the user's own doing says nothing of the kernel graph
+    if error.reason == "interrupted" or isinstance(error, DamagedStoreError):
+        return  # the user's own doing, or a lost payload, says nothing of the kernel graph
     try:
         store.write_failure(
             FailureRecord(

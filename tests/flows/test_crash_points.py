@@ -1,10 +1,7 @@
 """Whatever befalls a run at whichever operation on its store: nothing is lost, and the next run goes on."""
 
-import logging
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import pytest
@@ -28,23 +25,7 @@ from tests.storage.faulty_fsspec import URL, Medium
 LONGEST_LOOK_SECONDS = 2.0
 
 
-@pytest.fixture(autouse=True)
-def without_warnings() -> Iterator[None]:
-    """Those of damage that is done on purpose would be thousands."""
-    logging.getLogger("graphkiln").disabled = True
-    yield
-    logging.getLogger("graphkiln").disabled = False
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory if that can be: the calls are the same, but thousands of them need not wait for a disk."""
-    memory = Path("/dev/shm")  # noqa: S108
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as made:
-        yield Path(made)
+pytestmark = pytest.mark.usefixtures("without_warnings")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -53,8 +34,8 @@ def test_every_operation_on_an_object_store(scenario: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("scenario", ["a first run", "a run after a change", "a mending of documents"])
-def test_every_system_call_on_a_disk(scenario: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _try_every_point(lambda objects, name: Disk(objects, folder / name), scenario, capsys)
+def test_every_system_call_on_a_disk(scenario: str, fast_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _try_every_point(lambda objects, name: Disk(objects, fast_folder / name), scenario, capsys)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads are killed as well

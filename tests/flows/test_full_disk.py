@@ -67,7 +67,7 @@ def test_a_disk_with_any_number_of_blocks_or_inodes_left(
     assert ended["full"] >= needed // 2
     assert ended["finished"]
     with capsys.disabled():
-        print(f"\n{'a first run' if before is None else 'a run after a change'}: {ended.total()} full disks by {what}")
+        print(f"\n{'a first run' if before is None else 'a run after a change'}: {ended.total()} numbers of {what}")
 
 
 def _needed(mount: Mount, url: str, before: Kernels | None) -> dict[str, int]:

@@ -83,16 +83,19 @@ class FaultPoint:
         struck: the path of the operation that failed; empty before.
     """
 
-    def __init__(self, at: int | tuple[str, str] | None = None, fault: str = "EIO") -> None:
+    def __init__(
+        self, at: int | tuple[str, str] | None = None, fault: str = "EIO", meanwhile: Callable[[], object] | None = None
+    ) -> None:
         """Choose the operation.
 
         Args:
             at: its number, counted from 0; or its name and how its path begins: the first of these; None for no fault.
             fault: what befalls it.
+            meanwhile: what somebody else does just before it, in which case nothing befalls it.
         """
         self.operations: list[tuple[str, str]] = []
         self.struck = ""
-        self._at, self._fault = at, fault
+        self._at, self._fault, self._meanwhile = at, fault, meanwhile
         self._killed = False
 
     def do(
@@ -113,6 +116,9 @@ class FaultPoint:
         if not due:
             return act()
         self.struck = path
+        if self._meanwhile is not None:
+            self._meanwhile()
+            return act()
         return self._fail(act, half)
 
     def _is_due(self, operation: str, path: str) -> bool:
