@@ -234,5 +234,5 @@ def test_a_disk_memory_and_s3(fast_folder: Path, s3_endpoint: str) -> None:
 
     run_state_machine_as_test(
         lambda: Lockstep(make),  # type: ignore[arg-type]
-        settings=settings(QUICK, max_examples=6, stateful_step_count=10),
+        settings=settings(QUICK, max_examples=4, stateful_step_count=10),
     )

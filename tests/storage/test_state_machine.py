@@ -288,7 +288,7 @@ def _manifest(plan: Any, content: bytes) -> Manifest:
 
 
 def test_a_disk_and_memory() -> None:
-    run_state_machine_as_test(Stores, settings=settings(QUICK, max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(Stores, settings=settings(QUICK, max_examples=40, stateful_step_count=30))
 
 
 @pytest.mark.s3
