@@ -24,7 +24,20 @@ def canonical_json(value: Json) -> bytes:
         ValueError: `value` holds something that JSON cannot hold exactly: a non-finite number, an integer of
             more than 64 bits, a key that is not text, a date.
     """
-    _refuse_inexact(value)
+    if not isinstance(value, str):  # most are, and need no look
+        _refuse_inexact(value)
+    return encode_parsed(value)
+
+
+def encode_parsed(value: Json) -> bytes:
+    """Return the one encoding of a value that `parse_json` gave.
+
+    Where the text that was parsed cannot be held exactly, the encoding differs from that text: who compares the two
+    need not look at every value.
+
+    Raises:
+        ValueError: it is nested too deeply.
+    """
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:

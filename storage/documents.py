@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from graphkiln.storage.canonical import Json, canonical_json, parse_json
+from graphkiln.storage.canonical import Json, canonical_json, encode_parsed, parse_json
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
 
@@ -63,8 +63,8 @@ def _envelope(data: bytes) -> dict[str, Json]:
         raise DamagedStoreError("it is not a JSON object", reason="not-json")
     digest = envelope.pop("digest", None)
     try:
-        sealed = canonical_json(envelope)
-        encoded = canonical_json({**envelope, "digest": digest})
+        sealed = encode_parsed(envelope)
+        encoded = encode_parsed({**envelope, "digest": digest})
     except ValueError as error:
         raise DamagedStoreError(f"no document is written like this: {error}", reason="wrong-encoding") from error
     if digest != digest_bytes(sealed):

@@ -72,13 +72,18 @@ class StoreFilesystem(abc.ABC):
         """
 
     @abc.abstractmethod
-    def move(self, source: str, destination: str) -> bool:
-        """Move an object, or whatever stands in the place of one, to a path that nobody else has ever used.
+    def move(self, source: str, destination: str, *, expected: bytes | None) -> bool:
+        """Move an object, if it still holds `expected`, to a path that nobody else has ever used.
 
         The caller makes up such a path: to look whether it is free would cost more than it could ever save.
 
+        Args:
+            source: where it is.
+            destination: where to.
+            expected: what it has to hold; None for what is no object, such as a folder, that stands in its place.
+
         Returns:
-            False if there is no object at `source` (any more).
+            False if there is something else at `source` (by now), or nothing.
         """
 
     @abc.abstractmethod

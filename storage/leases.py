@@ -87,7 +87,8 @@ class Leases:
         self._store = store
         self._seconds = seconds
         self._monotonic = monotonic
-        self._held: dict[Digest, bytes] = {}
+        # What each lease may hold: besides what is known, what was written last if the answer to that was lost.
+        self._held: dict[Digest, tuple[bytes, ...]] = {}
         self._lock = threading.Lock()
         self._renewing = Periodic(seconds / _RENEWALS_PER_LIFE, self.renew, "graphkiln-leases")
 
@@ -124,11 +125,14 @@ class Leases:
         return seen
 
     def release(self, lease: LeaseRecord) -> None:
-        """Give a lease back, unless somebody else has taken it over."""
+        """Give a lease back, unless somebody else has taken it over. If the medium fails, it expires."""
         with self._lock:
-            content = self._held.pop(lease.key, None)
-        if content is not None:
-            self._store.remove(_path(lease.key), expected=content)
+            contents = self._held.pop(lease.key, ())
+        try:
+            for content in contents:
+                self._store.remove(_path(lease.key), expected=content)
+        except GraphKilnError as error:
+            _log.warning("the lease of %s could not be given back: %s", lease.key[:12], error)
 
     @contextlib.contextmanager
     def holding(self, lease: LeaseRecord) -> Iterator[None]:
@@ -145,24 +149,25 @@ class Leases:
     def renew(self) -> None:
         """Rewrite every lease that is held; one that was taken over is given up."""
         with self._lock:
-            for key, content in list(self._held.items()):
-                self._renew_one(key, content)
+            for key, contents in list(self._held.items()):
+                self._renew_one(key, contents)
 
-    def _renew_one(self, key: Digest, content: bytes) -> None:
-        renewed = seal("lease", msgspec.structs.replace(_record(content), nonce=secrets.token_hex(8)))
+    def _renew_one(self, key: Digest, contents: tuple[bytes, ...]) -> None:
+        renewed = seal("lease", msgspec.structs.replace(_record(contents[0]), nonce=secrets.token_hex(8)))
         try:
-            kept = self._store.swap(_path(key), renewed, expected=content)
+            kept = any(self._store.swap(_path(key), renewed, expected=content) for content in contents)
         except GraphKilnError as error:
             _log.warning("the lease of %s could not be renewed: %s", key[:12], error)
-            return  # the next renewal tries again
+            self._held[key] = (*contents, renewed)  # the next renewal tries again
+            return
         if kept:
-            self._held[key] = renewed
+            self._held[key] = (renewed,)
         else:
             del self._held[key]
 
     def _hold(self, lease: LeaseRecord, content: bytes) -> LeaseRecord:
         with self._lock:
-            self._held[lease.key] = content
+            self._held[lease.key] = (content,)
             self._renewing.start()
         return lease
 

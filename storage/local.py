@@ -119,15 +119,25 @@ class LocalFilesystem(StoreFilesystem):
         except DamagedStoreError:
             return False  # whatever it is, nobody expects it
 
-    def move(self, source: str, destination: str) -> bool:
-        """Rename an object; see the contract."""
+    def move(self, source: str, destination: str, *, expected: bytes | None) -> bool:
+        """Rename an object under a lock on its folder; see the contract."""
         final = self._root / destination
         final.parent.mkdir(parents=True, exist_ok=True)
+        place = self._root / source
         try:
-            (self._root / source).rename(final)
+            with _locked(place.parent):
+                if not self._is_still(source, expected):
+                    return False
+                place.rename(final)
         except FileNotFoundError:
             return False
         return True
+
+    def _is_still(self, path: str, expected: bytes | None) -> bool:
+        try:
+            return self.read(path) == expected
+        except DamagedStoreError:
+            return expected is None
 
     def delete(self, path: str) -> None:
         """Delete an object; see the contract."""

@@ -58,31 +58,50 @@ class ObjectStore(RawObjects):
         return everybody
 
     def mend(self, read: Callable[[], Found]) -> Found | None:
-        """Return what `read` returns; if it finds damage, quarantine that, warn, and return None.
+        """Return what `read` returns; if it finds damage twice, quarantine that, warn, and return None.
 
-        What is not trusted stays, as others may trust it, until something trusted is written in its place; it is
-        warned of once.
+        What was damaged on its way here, and what somebody else has mended meanwhile, is whole the second time. What
+        is not trusted stays, as others may trust it, until something trusted is written in its place; it is warned of
+        once.
         """
         try:
             return read()
         except DamagedStoreError as error:
-            self.quarantine(error)
+            first, stored = error, self._stored(error.path)
         except UntrustedError as error:
-            if str(error) not in self._told:
-                self._told.add(str(error))
-                _log.warning("%s", error)
-        return None
+            self._tell_once(error)
+            return None
+        try:
+            found = read()
+        except DamagedStoreError as error:
+            _log.warning("%s: it will be made again", error)
+            if error.path and error.path == first.path:
+                self._set_aside(error, stored)
+            return None
+        except UntrustedError as error:
+            self._tell_once(error)
+            return None
+        _log.warning("%s; read again, it is whole", first)
+        return found
 
-    def quarantine(self, error: DamagedStoreError) -> None:
-        """Move the object that `error` is about out of the way, and warn."""
-        _log.warning("%s: it will be made again", error)
-        if not error.path:
-            return
+    def _tell_once(self, error: UntrustedError) -> None:
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            _log.warning("%s", error)
+
+    def _stored(self, path: str) -> bytes | None:
+        """Return the stored bytes of an object; None if there is none, or something else in its place."""
+        try:
+            return self.read_raw(path)
+        except (FileNotFoundError, DamagedStoreError):
+            return None
+
+    def _set_aside(self, error: DamagedStoreError, stored: bytes | None) -> None:
         # The folders are kept: one name made of all of them could be longer than file systems take.
         place = f"{layout.QUARANTINE}/{error.path}.{secrets.token_hex(8)}"
         note = QuarantineNote(path=error.path, reason=str(error), found_at=self._now())
         with self._medium(error.path):
-            if self._fs.move(error.path, place):
+            if self._fs.move(error.path, place, expected=stored):
                 self._fs.create(f"{place}.note", seal("quarantine note", note))
 
     def peek(self, path: str) -> bytes | None:

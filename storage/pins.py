@@ -200,9 +200,7 @@ def pin_variant(store: Store, variant: VariantName, *, reason: str, life: timede
 
 def unpin_variant(store: Store, variant: VariantName) -> bool:
     """Take away what `pin_variant` wrote; tell whether there was anything."""
-    path = _kept_path(variant)
-    content = store.peek(path)
-    return content is not None and store.remove(path, expected=content)
+    return _remove(store, _kept_path(variant))
 
 
 def remove_variant(store: Store, variant: VariantName) -> bool:
@@ -222,13 +220,19 @@ def remove_variant(store: Store, variant: VariantName) -> bool:
     ref = store.mend(lambda: store.for_everybody().read_ref(*variant))
     if ref is not None:
         pin_manifest(store, variant, ref.manifest, reason="removed a short time ago", life=REMOVED_PIN_LIFE)
-    removed = [store.remove_variant(folder, variant) for folder in (layout.REFS, layout.PLANS)]
+    removed = [_remove(store, layout.by_variant(folder, *variant)) for folder in (layout.REFS, layout.PLANS)]
     return any(removed)
 
 
 def pin_manifest(store: Store, variant: VariantName, manifest: Digest, *, reason: str, life: timedelta) -> None:
     """Keep one manifest and what it names for some time, whatever becomes of its variant."""
     _pin(store, f"{layout.MANIFEST_PINS}/{secrets.token_hex(16)}", variant, manifest, reason, life)
+
+
+def _remove(store: Store, path: str) -> bool:
+    """Delete an object, unless somebody changes it meanwhile; tell whether it was there."""
+    content = store.peek(path)
+    return content is not None and store.remove(path, expected=content)
 
 
 def _pin(

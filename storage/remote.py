@@ -95,15 +95,17 @@ class RemoteFilesystem(StoreFilesystem):
         self.delete(path)
         return True
 
-    def move(self, source: str, destination: str) -> bool:
-        """Copy an object, then delete it; see the contract."""
+    def move(self, source: str, destination: str, *, expected: bytes | None) -> bool:
+        """Copy an object, then remove it if it is still the same; see the contract."""
         try:
             data = self.read(source)
         except FileNotFoundError:
             return False
+        if data != expected:
+            return False
         if not self.create(destination, data) and self.read(destination) != data:
             raise FileExistsError(errno.EEXIST, "there is another object", destination)
-        self.delete(source)
+        self.remove(source, expected=data)
         return True
 
     def delete(self, path: str) -> None:

@@ -1,5 +1,6 @@
 """What was made before and still holds: only a result whose every byte is there and matches is one."""
 
+import functools
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -45,22 +46,24 @@ def _blobs_of(result: ActionResult) -> Iterator[tuple[BlobRef, str]]:
 
 
 def _mended_result(store: Store, key: Digest) -> ActionResult | None:
-    result = store.mend(lambda: store.read_action(key))
+    result = store.mend(lambda: _complete_result(store, key))
     if result is None:
         return None
-    if not result.outputs:
+    for name, ref in result.outputs.items():
+        read = functools.partial(store.get_blob, ref, f"output {name} of the action {key}")
+        if store.mend(read) is None:
+            store.drop_action(result)
+            return None
+    return _with_readable_log(store, result)
+
+
+def _complete_result(store: Store, key: Digest) -> ActionResult | None:
+    result = store.read_action(key)
+    if result is not None and not result.outputs:
         path = layout.by_digest(layout.ACTIONS, key)
         message = f"{store.url}/{path} (the action result) is damaged: it has no outputs"
-        store.quarantine(DamagedStoreError(message, reason="incomplete", path=path))
-        return None
-    try:
-        for name, ref in result.outputs.items():
-            store.get_blob(ref, f"output {name} of the action {key}")
-    except DamagedStoreError as error:
-        store.quarantine(error)
-        store.drop_action(key)
-        return None
-    return _with_readable_log(store, result)
+        raise DamagedStoreError(message, reason="incomplete", path=path)
+    return result
 
 
 def _with_readable_log(store: Store, result: ActionResult) -> ActionResult:

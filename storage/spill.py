@@ -56,19 +56,24 @@ class SpillingFilesystem(StoreFilesystem):
                 return self._inner.remove(path, expected=expected)
             return self._keep(path, None, expected=expected)
 
-    def move(self, source: str, destination: str) -> bool:
+    def move(self, source: str, destination: str, *, expected: bytes | None) -> bool:
         """Move an object; see the contract."""
         with self._lock:
             if source not in self._kept:
-                written = self._written(lambda: self._inner.move(source, destination))
+                written = self._written(lambda: self._inner.move(source, destination, expected=expected))
                 if written is not None:
                     return written
+            data: bytes | None
             try:
-                self._kept[destination] = self.read(source)
+                data = self.read(source)
             except FileNotFoundError:
                 return False
             except DamagedStoreError:
-                pass  # no object, whose place is needed all the same
+                data = None  # no object, whose place is needed all the same
+            if data != expected:
+                return False
+            if data is not None:
+                self._kept[destination] = data
             self._kept[source] = None
         return True
 

@@ -226,9 +226,18 @@ class Store(ObjectStore):
         path = layout.by_digest(layout.ACTIONS, result.key)
         self._replace(path, self._sealed(path, "action result", result))
 
-    def drop_action(self, key: Digest) -> None:
-        """Forget the result of an action, because something that it names is lost."""
-        self._drop(layout.by_digest(layout.ACTIONS, key), "action result")
+    def drop_action(self, result: ActionResult) -> None:
+        """Forget a result, because something that it names is lost. One that has taken its place stays."""
+        path = layout.by_digest(layout.ACTIONS, result.key)
+
+        def remove() -> None:
+            stored = self.read_raw(path)
+            if self.read_action(result.key) == result:
+                with self._medium(path):
+                    self._fs.remove(path, expected=stored)
+
+        with contextlib.suppress(FileNotFoundError):
+            self.mend(remove)
 
     def read_failure(self, key: Digest) -> FailureRecord | None:
         """Return how an action last failed, or None."""
@@ -347,17 +356,6 @@ class Store(ObjectStore):
             return False
         self.trust.remember(self.url, ref)
         return True
-
-    def remove_variant(self, folder: str, variant: VariantName) -> bool:
-        """Delete the plan or the ref of a variant, unless somebody changes it meanwhile; tell whether it was there.
-
-        Args:
-            folder: `layout.PLANS` or `layout.REFS`.
-            variant: network, target and variant.
-        """
-        path = layout.by_variant(folder, *variant)
-        content = self.peek(path)
-        return content is not None and self.remove(path, expected=content)
 
     def variants(self, folder: str, network: str | None = None, target: str | None = None) -> list[VariantName]:
         """Return (network, target, variant) of every plan, ref or kept pin.

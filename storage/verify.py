@@ -12,6 +12,7 @@ from graphkiln.storage.catalog import read_parts
 from graphkiln.storage.digests import Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, UntrustedError
+from graphkiln.storage.leases import LeaseRecord
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.pins import is_pin_path
 from graphkiln.storage.records import Plan, QuarantineNote
@@ -194,6 +195,16 @@ class _Verifier:
                 )
                 self._note(ref, "leftover", message)
 
+    def _look_at_lease(self, key: Digest) -> None:
+        path = layout.by_digest(layout.LEASES, key)
+        data = self._raw(path)
+        if data is not None:
+            try:
+                whose = f"the lease of {unseal(data, 'lease', LeaseRecord).owner}"
+            except DamagedStoreError:
+                whose = "a lease that cannot be read"
+            self._note(path, "leftover", f"{whose}: a run is at work, or was killed, and another takes over")
+
     def _look_at_quarantine(self, path: str) -> None:
         data = self._raw(path) if path.endswith(".note") else None
         if data is not None:
@@ -251,4 +262,5 @@ _BY_DIGEST: dict[str, Callable[[_Verifier, Digest], None]] = {
     layout.ACTIONS: _Verifier._look_at_action,
     layout.FAILURES: _Verifier._look_at_failure,
     layout.MANIFESTS: _Verifier._look_at_manifest,
+    layout.LEASES: _Verifier._look_at_lease,
 }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from graphkiln.storage.blobs import BlobRef, encode
-from graphkiln.storage.errors import GraphKilnError, StoreUnavailableError
+from graphkiln.storage.errors import DamagedStoreError, GraphKilnError, StoreUnavailableError
 from graphkiln.storage.pins import RunPin
 from graphkiln.storage.plans import parts_of
 from graphkiln.storage.records import ActionResult, CompileStats, FailureRecord, Plan, PlannedGraph
@@ -32,8 +32,9 @@ def compile_graph(
     except StoreUnavailableError:
         raise  # the kernel graph is not at fault
     except GraphKilnError as error:
-        if error.reason == "interrupted":
-            return outcome_of_failure(graph, error)  # the user's own doing says nothing of the kernel graph
+        if error.reason == "interrupted" or isinstance(error, DamagedStoreError):
+            # The user's own doing, or a lost payload, says nothing of the kernel graph.
+            return outcome_of_failure(graph, error)
         used = (error.seconds, error.peak_memory_bytes) if isinstance(error, ChildFailedError) else (0.0, 0)
         stats = _stats(*used)
         _store_failure(plan, graph, error, stats, store, lease, pin)

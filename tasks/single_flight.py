@@ -62,7 +62,8 @@ class SingleFlight:
             tell_waiting: is told once for each owner for whom this run waits.
         """
         seen: Observation | None = None
-        awaited: dict[str, str] = {}
+        told: set[str] = set()
+        awaited: set[str] = set()
         wait = _FIRST_WAIT_SECONDS
         while not self._stopping.is_set():
             found = look_up()
@@ -78,15 +79,18 @@ class SingleFlight:
                         # The last owner may have finished between the look-up and the lease.
                         return look_up() or compile_under(taken.token)
             seen = taken
-            if seen.record is not None and seen.record.token not in awaited:
-                awaited[seen.record.token] = seen.owner
+            if seen.record is not None and seen.record.token not in told:
+                told.add(seen.record.token)
+                # One that has failed already and died before it gave its lease back fails nobody who comes later.
+                if self._failure_of(key, {seen.record.token}) is None:
+                    awaited.add(seen.record.token)
                 tell_waiting(seen.owner)
             # Spread out, so that many ranks do not ask at the same moments.
             self._stopping.wait(wait * random.uniform(0.5, 1.0))  # noqa: S311  # nothing secret about it
             wait = min(wait * _GROWTH, _LONGEST_WAIT_SECONDS)
         return None
 
-    def _failure_of(self, key: Digest, awaited: dict[str, str]) -> FailureRecord | None:
+    def _failure_of(self, key: Digest, awaited: set[str]) -> FailureRecord | None:
         """Return the failure of a run that was waited for, if trying again would not help."""
         if not awaited:
             return None

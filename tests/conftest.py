@@ -1,5 +1,6 @@
 """What tests of several folders share."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -30,3 +31,11 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("Azurite is not installed: npm install --global azurite")
     with azurite(tmp_path_factory.mktemp("azure") / "data") as endpoint:
         yield endpoint
+
+
+@pytest.fixture
+def without_warnings() -> Iterator[None]:
+    """Those of damage that is done on purpose would be thousands."""
+    logging.getLogger("graphkiln").disabled = True
+    yield
+    logging.getLogger("graphkiln").disabled = False

@@ -14,9 +14,11 @@ import pytest
 
 import graphkiln
 from graphkiln.storage import layout
+from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import CompileFailedError, NotCommittedError
 from graphkiln.storage.pins import RunPin
-from graphkiln.storage.store import open_store
+from graphkiln.storage.records import ActionResult
+from graphkiln.storage.store import Store, open_store
 from graphkiln.storage.verify import verify_store
 from graphkiln.tasks.commit import commit_manifest
 from tests.flows.cc_networks import NAME, TARGET, CcNetwork, call, outputs_of
@@ -63,7 +65,7 @@ def test_a_kernel_graph_of_which_nobody_knows_what_became_blocks_the_commit(tmp_
     plan = graphkiln.ensure(network.spec, store=store_url).manifest.plan
     store = open_store(store_url)
     lost = next(graph for graph in plan.graphs if graph.name == "scale")
-    store.drop_action(lost.key)
+    store.drop_action(_result_of(store, lost.key))
     with pytest.raises(CompileFailedError, match="kernel graph scale has no result"):
         commit_manifest(plan, {}, store, RunPin(store, ("kernels", "native", plan.variant)), {})
 
@@ -180,9 +182,16 @@ def test_one_bad_result_is_purged_and_compiled_again_and_no_other(tmp_path: Path
     assert network.take_runs() == [], "as nothing that the key is made of has changed"
 
     bad = next(graph.key for graph in compiled.manifest.plan.graphs if graph.name == "scale")
-    graphkiln.open_store(store_url).drop_action(bad)
+    store = graphkiln.open_store(store_url)
+    store.drop_action(_result_of(store, bad))
     mended = graphkiln.ensure(network.spec, store=store_url)
     assert network.take_runs() == ["scale"]
     assert call(mended, "scale", tmp_path / "good", 7) == 21
     assert not verify_store(open_store(store_url)).damaged
     assert len(list((Path(store_url) / layout.ACTIONS).rglob("*/*"))) == len(KERNELS)
+
+
+def _result_of(store: Store, key: Digest) -> ActionResult:
+    result = store.read_action(key)
+    assert result is not None
+    return result

@@ -150,7 +150,7 @@ class WhileWaiting:
         lease = leases.take(graph.key)
         assert isinstance(lease, LeaseRecord)
         self._lease = lease
-        store.drop_action(graph.key)
+        store.drop_action(result)
 
     def planned(self, graphs: list[PlannedGraph]) -> None:
         pass

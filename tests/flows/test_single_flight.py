@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from graphkiln.storage import layout
+from graphkiln.storage.documents import seal
+from graphkiln.storage.leases import LeaseRecord
+from graphkiln.storage.store import Store
 from tests.flows.cc_networks import NAME, CcNetwork
+from tests.flows.stand_in_workers import LEASE_SECONDS as STAND_IN_LEASE_SECONDS
+from tests.flows.stand_in_workers import run
+from tests.storage.faults import DictFilesystem
 
 KERNELS = {name: f"int run(int x) {{ return x + {number}; }}" for number, name in enumerate(["one", "two", "three"])}
 LEASE_SECONDS = 2
@@ -142,6 +148,28 @@ def test_of_those_who_wait_for_a_compile_that_was_killed_one_tries_again(tmp_pat
     found = documents([start(network, tmp_path / "store", "--json") for _ in range(4)])
     assert Counter(states(document)["one"] for document in found) == {"failed": 1, "compiled": 1, "cached": 2}
     assert len(network.runs()) == 2
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_failure_whose_owner_died_before_it_gave_its_lease_back_fails_no_later_run(times: int) -> None:
+    """With stand-ins for the compilers, for which no time passes."""
+    filesystem = DictFilesystem({})
+    kernels = {"one": b"int run(int x) { return x; }"}
+    store = Store(filesystem)
+    store.prepare_for_writing()
+    for _ in range(times):
+        report, workers = run(lambda: store, kernels, failing={"one"})
+        assert [outcome.state for outcome in report.graphs] == ["failed"]
+        assert workers.compiled == ["one"], "it has tried for itself"
+        key = report.graphs[0].key
+        failure = store.read_failure(key)
+        assert failure is not None
+        lease = LeaseRecord(key, failure.lease, "a process that died", "nonce", STAND_IN_LEASE_SECONDS)
+        assert filesystem.create(layout.by_digest(layout.LEASES, key), seal("lease", lease))
+    report, workers = run(lambda: store, kernels)
+    assert workers.compiled == ["one"]
+    assert report.manifest is not None
+    assert STAND_IN_LEASE_SECONDS <= workers.waited < STAND_IN_LEASE_SECONDS + 4
 
 
 @pytest.mark.s3

@@ -428,7 +428,7 @@ def test_signatures_cost_no_request(templates: Hosts, tmp_path: Path, monkeypatc
         watched.clear()
         outputs_of(act())
         (filesystem,) = watched
-        return Counter(operation for operation, _ in filesystem.operations)
+        return Counter(operation for operation, _ in filesystem.point.operations)
 
     plain = Hosts(templates.network, tmp_path / "without")
     keyed = Hosts(templates.network, tmp_path / "with")

@@ -13,7 +13,7 @@ from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.objects import in_batches
 from graphkiln.storage.results import usable_result, usable_results
 from graphkiln.storage.store import Store
-from tests.storage.faults import DictFilesystem, FaultyFilesystem
+from tests.storage.faults import DictFilesystem, FaultPoint, FaultyFilesystem
 from tests.storage.samples import FORWARD, HARMS, harm, make_complete, noise
 
 # Both encodings, an empty one, and one that is there twice.
@@ -87,14 +87,14 @@ def test_a_medium_that_fails_in_the_middle_names_the_object_and_nothing_is_asked
         whole = DictFilesystem({})
         if operation == "read":
             Store(whole).put_blobs(CONTENTS)
-        failing = FaultyFilesystem(whole, 7, "EIO")
+        failing = FaultyFilesystem(whole, FaultPoint(7, "EIO"))
         with pytest.raises(StoreUnavailableError) as caught:
             if operation == "create":
                 Store(failing).put_blobs(CONTENTS)
             else:
                 Store(failing).get_blobs(_named(refs))
-        assert [done for done, _ in failing.operations] == [operation] * 8
-        assert failing.operations[-1][1] in str(caught.value)
+        assert [done for done, _ in failing.point.operations] == [operation] * 8
+        assert failing.point.operations[-1][1] in str(caught.value)
 
 
 def test_each_object_is_asked_for_once() -> None:
@@ -102,15 +102,15 @@ def test_each_object_is_asked_for_once() -> None:
     store = Store(filesystem)
     refs = store.put_blobs(CONTENTS)
     distinct = {_path(ref) for ref in refs}
-    assert [operation for operation, _ in filesystem.operations] == ["create"] * len(distinct)
-    filesystem.operations.clear()
+    assert [operation for operation, _ in filesystem.point.operations] == ["create"] * len(distinct)
+    filesystem.point.operations.clear()
     store.put_blobs(CONTENTS)
-    assert [operation for operation, _ in filesystem.operations] == ["create"] * len(distinct) + ["read"] * len(
+    assert [operation for operation, _ in filesystem.point.operations] == ["create"] * len(distinct) + ["read"] * len(
         distinct
     )
-    filesystem.operations.clear()
+    filesystem.point.operations.clear()
     store.get_blobs(_named(refs))
-    assert [operation for operation, _ in filesystem.operations] == ["read"] * len(refs)
+    assert [operation for operation, _ in filesystem.point.operations] == ["read"] * len(refs)
 
 
 def test_what_nobody_keeps_is_read_a_bounded_number_of_bytes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Collection: what is needed stays, what is not goes, at every moment and beside every run."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import msgspec
@@ -13,7 +13,6 @@ from graphkiln.storage.collection import Collection, Collector
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import StoreUnavailableError
-from graphkiln.storage.filesystem import Entry, StoreFilesystem
 from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.pins import RunPin, pin_manifest, pin_variant, remove_variant
@@ -22,7 +21,7 @@ from graphkiln.storage.results import usable_result
 from graphkiln.storage.retention import Policy
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
-from tests.storage.faults import DictFilesystem, FaultyFilesystem, KilledError
+from tests.storage.faults import DictFilesystem, FaultPoint, FaultyFilesystem, KilledError
 from tests.storage.samples import NOW, failure_of, load_toy, make_complete, plan_of, ref_of, result_of
 
 DAY = timedelta(days=1)
@@ -310,10 +309,10 @@ def test_killed_at_any_operation_it_hurts_nothing_and_can_be_run_again(kiln: Kil
     counting = FaultyFilesystem(_copy_of(kiln))
     Collector(Store(counting, now=kiln.clock), policy).run()
     tried = 0
-    for at in range(len(counting.operations)):
+    for at in range(len(counting.point.operations)):
         for fault in ("killed before", "killed after", "EIO", "reply lost"):
             inner = _copy_of(kiln)
-            faulty = Store(FaultyFilesystem(inner, at, fault), now=kiln.clock)
+            faulty = Store(FaultyFilesystem(inner, FaultPoint(at, fault)), now=kiln.clock)
             with pytest.raises((KilledError, StoreUnavailableError)):
                 Collector(faulty, policy).run()
                 raise StoreUnavailableError("the fault did not matter", reason="none")
@@ -372,50 +371,6 @@ def test_two_collectors_take_turns(kiln: Kiln) -> None:
 # ---------------------------------------------------------------------- beside a run
 
 
-class Interleaved(StoreFilesystem):
-    """Lets something else happen just before one operation."""
-
-    def __init__(self, inner: StoreFilesystem, at: int, then: Callable[[], None]) -> None:
-        self.url, self._inner, self._at, self._then = inner.url, inner, at, then
-        self.count = 0
-
-    def _tick(self) -> None:
-        if self.count == self._at:
-            self._then()
-        self.count += 1
-
-    def read(self, path: str) -> bytes:
-        self._tick()
-        return self._inner.read(path)
-
-    def create(self, path: str, data: bytes) -> bool:
-        self._tick()
-        return self._inner.create(path, data)
-
-    def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
-        self._tick()
-        return self._inner.replace(path, data, expected=expected)
-
-    def remove(self, path: str, *, expected: bytes) -> bool:
-        self._tick()
-        return self._inner.remove(path, expected=expected)
-
-    def move(self, source: str, destination: str) -> bool:
-        self._tick()
-        return self._inner.move(source, destination)
-
-    def delete(self, path: str) -> None:
-        self._tick()
-        self._inner.delete(path)
-
-    def entries(self, folder: str) -> Iterator[Entry]:
-        self._tick()
-        return self._inner.entries(folder)
-
-    def sync(self, paths: Iterable[str]) -> None:
-        self._inner.sync(paths)
-
-
 def _old_store(kiln: Kiln) -> None:
     """Everything of these networks but what `kept` needs is about to go, and is old."""
     kiln.commit("toy", ONE, TWO)
@@ -433,7 +388,7 @@ def test_a_run_that_starts_at_any_moment_of_a_collection_loses_nothing(kiln: Kil
     while True:
         inner = _copy_of(kiln)
         run = _Run(Store(inner, now=kiln.clock))
-        filesystem = Interleaved(inner, at, run.start)
+        filesystem = FaultyFilesystem(inner, FaultPoint(at, meanwhile=run.start))
         collector = Collector(Store(filesystem, now=kiln.clock), AT_ONCE)
         collector.run()
         if not run.started:
@@ -502,7 +457,7 @@ def test_a_collector_that_starts_at_any_moment_of_a_run_takes_nothing_from_it(ki
         def collect(inner: DictFilesystem = inner, done: list[Collection] = done) -> None:
             done.append(Collector(Store(inner, now=kiln.clock), AT_ONCE).run())
 
-        run = Store(Interleaved(inner, at, collect), now=kiln.clock)
+        run = Store(FaultyFilesystem(inner, FaultPoint(at, meanwhile=collect)), now=kiln.clock)
         pin = RunPin(run, variant_of(plan))
         pin_all(plan, pin)
         write(run, plan)

@@ -11,13 +11,13 @@ from graphkiln.storage import catalog, compaction, layout
 from graphkiln.storage.catalog import decode, encode, part_paths, store_table, table_of, write_part
 from graphkiln.storage.compaction import LEASE_KEY, Compaction, compact_catalog
 from graphkiln.storage.digests import digest_bytes
-from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError
+from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.storage.verify import verify_store
 from tests.storage.catalogs import expected, history, rows_in, run_of
-from tests.storage.faults import FAULTS, DictFilesystem, FaultyFilesystem, KilledError
+from tests.storage.faults import FAULTS, DictFilesystem, FaultPoint, FaultyFilesystem, ends_of
 from tests.storage.samples import flipped, harm
 
 RUNS = 3
@@ -135,7 +135,7 @@ def filled() -> dict[str, bytes]:
 def operations(filled: dict[str, bytes]) -> list[tuple[str, str]]:
     watched = FaultyFilesystem(DictFilesystem(filled))
     compact(Store(watched))
-    return watched.operations
+    return watched.point.operations
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -146,8 +146,8 @@ def test_a_fault_at_any_operation_loses_no_row_and_the_next_compaction_ends(
     assert {operation for operation, _ in done} >= {"entries", "read", "create", "sync", "delete", "remove"}
     for at, operation in enumerate(done):
         filesystem = DictFilesystem(filled)
-        failing = FaultyFilesystem(filesystem, at, fault)
-        with pytest.raises(KilledError if fault.startswith("killed") else StoreUnavailableError):
+        failing = FaultyFilesystem(filesystem, FaultPoint(at, fault))
+        with ends_of(fault, *operation):
             compact(Store(failing))
         store = Store(filesystem)
         assert rows_in(store) == expected(ROWS), (at, operation)
@@ -155,18 +155,9 @@ def test_a_fault_at_any_operation_loses_no_row_and_the_next_compaction_ends(
         assert rows_in(store) == expected(ROWS), (at, operation)
 
 
-class Disturbed(FaultyFilesystem):
-    """Lets something else happen before the operation number `at`."""
-
-    def __init__(self, inner: StoreFilesystem, at: int, disturb: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self._due, self._disturb = at, disturb
-
-    def _do(self, operation: str, path: str, act: Callable[[], object]) -> object:  # type: ignore[override]
-        if len(self.operations) == self._due:
-            self._due = -1
-            self._disturb()
-        return super()._do(operation, path, act)
+def disturbed_at(inner: StoreFilesystem, at: int, disturb: Callable[[], object]) -> FaultyFilesystem:
+    """Let something else happen before the operation number `at`."""
+    return FaultyFilesystem(inner, FaultPoint(at, meanwhile=disturb))
 
 
 def another_compaction(store: Store) -> None:
@@ -192,7 +183,7 @@ def test_compactions_that_meet_at_any_operation_lose_no_row(
     """As if this one had slept so long that its lease was taken over."""
     for at in range(len(operations(filled))):
         store = Store(filesystem := DictFilesystem(filled))
-        compact(Store(Disturbed(filesystem, at, functools.partial(disturb, store))))
+        compact(Store(disturbed_at(filesystem, at, functools.partial(disturb, store))))
         new = run_of(9) if disturb is others_with_a_new_run else []
         assert rows_in(store) == expected([*ROWS, *new]), at
         compact(store)
@@ -206,11 +197,11 @@ def test_one_that_finds_its_parts_gone_deletes_nothing(
     done = operations(filled)
     last_listing = max(at for at, (operation, _) in enumerate(done) if operation == "entries")
     store = Store(filesystem := DictFilesystem(filled))
-    disturbed = Disturbed(filesystem, last_listing, lambda: one_that_makes_larger_parts(store))
+    disturbed = disturbed_at(filesystem, last_listing, lambda: one_that_makes_larger_parts(store))
     with caplog.at_level(logging.WARNING, logger="graphkiln"):
         compact(Store(disturbed))
     assert "another compaction was at work" in caplog.text
-    assert "delete" not in {operation for operation, _ in disturbed.operations}
+    assert "delete" not in {operation for operation, _ in disturbed.point.operations}
     assert rows_in(store) == expected(ROWS)
 
 

@@ -12,24 +12,27 @@ from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
-from tests.storage.faults import FAULTS, WRITES, DictFilesystem, FaultyFilesystem, KilledError
+from tests.storage.faults import FAULTS, WRITES, DictFilesystem, FaultPoint, FaultyFilesystem, KilledError, ends_of
 from tests.storage.samples import OUTPUTS, compile_toy, harm, load_toy, make_complete
 from tests.storage.signers import trusting
 
 
 def _operations(filesystem: StoreFilesystem) -> list[tuple[str, str]]:
-    watched = FaultyFilesystem(filesystem)
-    compile_toy(Store(watched))
-    return watched.operations
+    watching = FaultPoint()
+    compile_toy(Store(FaultyFilesystem(filesystem, watching)))
+    return watching.operations
 
 
 def _run_with_fault(filesystem: StoreFilesystem, at: int, fault: str) -> None:
-    failing = FaultyFilesystem(filesystem, at, fault)
+    point = FaultPoint(at, fault)
+    if fault == "repeated":
+        compile_toy(Store(FaultyFilesystem(filesystem, point)))
+        return
     expected = KilledError if fault.startswith("killed") else StoreUnavailableError
     with pytest.raises(expected) as caught:
-        compile_toy(Store(failing))
+        compile_toy(Store(FaultyFilesystem(filesystem, point)))
     # All that a run may still try is to take its probe away.
-    after = [item for item in failing.operations[at + 1 :] if item[0] != "delete" or TEMPORARY_PREFIX not in item[1]]
+    after = [item for item in point.operations[at + 1 :] if item[0] != "delete" or TEMPORARY_PREFIX not in item[1]]
     assert not after, "a run went on after its medium had failed"
     if isinstance(caught.value, StoreUnavailableError):
         assert caught.value.retryable
@@ -126,12 +129,12 @@ def test_a_fault_at_any_operation_while_untrusted_objects_are_replaced(fault: st
     trust = trusting(signing="ci")
     watched = FaultyFilesystem(DictFilesystem(unsigned.objects))
     compile_toy(Store(watched, trust=trust))
-    replaced = [path for operation, path in watched.operations if operation == "replace"]
+    replaced = [path for operation, path in watched.point.operations if operation == "replace"]
     assert {path.split("/")[0] for path in replaced} >= {layout.ACTIONS, layout.REFS}
-    for at, operation in enumerate(watched.operations):
+    for at, operation in enumerate(watched.point.operations):
         filesystem = DictFilesystem(unsigned.objects)
-        failing = FaultyFilesystem(filesystem, at, fault)
-        with pytest.raises(KilledError if fault.startswith("killed") else StoreUnavailableError):
+        failing = FaultyFilesystem(filesystem, FaultPoint(at, fault))
+        with ends_of(fault, *operation):
             compile_toy(Store(failing, trust=trust))
         store = Store(filesystem, trust=trust)
         assert not verify_store(store).damaged, (at, operation)

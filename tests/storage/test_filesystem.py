@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from graphkiln.storage.spill import SpillingFilesystem
 from graphkiln.storage.store import Store, open_for_writing, open_store
 from graphkiln.storage.verify import verify_store
 from tests.storage.faults import DictFilesystem, FullFilesystem
+from tests.storage.mounts import Mount, small_disk
 from tests.storage.samples import compile_toy, load_toy, noise
 
 CONTENTS = [b"", b"x", b"line\r\n\x00\xff", noise(100_000)]
@@ -141,11 +141,15 @@ def test_replace_compares(
 
 def test_move_takes_an_object_away_once(filesystem: StoreFilesystem) -> None:
     filesystem.create("a/b", b"x")
-    assert filesystem.move("a/b", "c/d/e")
+    for other in (b"y", None):
+        assert not filesystem.move("a/b", "c/d/e", expected=other)
+    assert list(filesystem.names("")) == ["a/b"]
+    assert filesystem.move("a/b", "c/d/e", expected=b"x")
     assert filesystem.read("c/d/e") == b"x"
     assert list(filesystem.names("")) == ["c/d/e"]
-    assert not filesystem.move("a/b", "c/f")
-    assert not filesystem.move("never/was", "c/f")
+    for expected in (b"x", None):
+        assert not filesystem.move("a/b", "c/f", expected=expected)
+        assert not filesystem.move("never/was", "c/f", expected=expected)
     assert list(filesystem.names("")) == ["c/d/e"]
 
 
@@ -155,10 +159,10 @@ def test_nothing_is_lost_if_a_move_finds_its_destination_taken(in_memory: Callab
     filesystem.create("a", b"x")
     filesystem.create("b", b"y")
     with pytest.raises(FileExistsError):
-        filesystem.move("a", "b")
+        filesystem.move("a", "b", expected=b"x")
     assert [filesystem.read(path) for path in ("a", "b")] == [b"x", b"y"]
     filesystem.create("c", b"x")  # by a try whose answer was lost
-    assert filesystem.move("a", "c")
+    assert filesystem.move("a", "c", expected=b"x")
     assert list(filesystem.names("")) == ["b", "c"]
 
 
@@ -269,7 +273,7 @@ def test_nothing_but_objects_is_left(filesystem: StoreFilesystem) -> None:
     filesystem.replace("a/b", b"y", expected=b"z")
     filesystem.replace("a/b", b"z", expected=b"x")
     filesystem.replace("a/c", b"z", expected=None)
-    filesystem.move("a/c", "a/d")
+    filesystem.move("a/c", "a/d", expected=b"z")
     assert list(filesystem.names("")) == ["a/b", "a/d"]
 
 
@@ -483,7 +487,7 @@ def test_modes_follow_the_umask_so_that_a_second_user_can_read(
         local.create("a/created", b"x")
         local.replace("a/replaced", b"x", expected=None)
         local.create("a/moving", b"x")
-        local.move("a/moving", "b/c/moved")
+        local.move("a/moving", "b/c/moved", expected=b"x")
     finally:
         os.umask(before)
     root = Path(local.url)
@@ -695,33 +699,11 @@ def test_a_writer_killed_at_work_leaves_whole_objects_and_temporaries(tmp_path: 
 # ---------------------------------------------------------------------- disks that are full or read-only
 
 
-class Mount:
-    """A small file system of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def run(self, program: str, *arguments: str) -> None:
-        found = shutil.which(program)
-        if found is None:
-            pytest.skip(f"there is no {program} here")
-        done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{program} is not permitted here: {done.stderr.strip()}")
-
-    def remount(self, options: str) -> None:
-        self.run("mount", "-o", f"remount,{options}", str(self.path))
-
-
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount")
-    mounted = Mount(tmp_path / "mounted")
-    mounted.path.mkdir()
-    mounted.run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted.path))
-    yield mounted
-    mounted.run("umount", str(mounted.path))
+    """A file system of 1 MB."""
+    with small_disk(tmp_path / "mounted", "size=1m") as mounted:
+        yield mounted
 
 
 def test_on_a_full_disk_nothing_half_is_visible_and_work_goes_on_once_there_is_space(mount: Mount) -> None:
@@ -735,10 +717,7 @@ def test_on_a_full_disk_nothing_half_is_visible_and_work_goes_on_once_there_is_s
     assert caught.value.reason == "disk-full"
     assert caught.value.retryable
     assert refs
-    (mount.path / "filler").write_bytes(b"")
-    with pytest.raises(OSError), (mount.path / "filler").open("wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
+    mount.fill()
 
     # Nor may anything that was there be lost for want of space.
     plan = store.read_plan(*complete.variant)
@@ -751,7 +730,7 @@ def test_on_a_full_disk_nothing_half_is_visible_and_work_goes_on_once_there_is_s
     assert verify_store(store).problems == ()
     assert load_toy(open_store(url), complete.variant) == expected
 
-    (mount.path / "filler").unlink()
+    mount.empty()
     (Path(url) / layout.by_digest(layout.BLOBS, refs[0].digest)).unlink()
     assert store.get_blob(store.put_blob(noise(150_000, 0)), "a blob") == noise(150_000, 0)
     assert verify_store(store).problems == ()

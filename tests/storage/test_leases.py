@@ -9,7 +9,7 @@ from graphkiln.storage import layout
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.leases import LeaseRecord, Leases, Observation
 from graphkiln.storage.store import Store, open_for_writing
-from tests.storage.faults import DictFilesystem
+from tests.storage.faults import DictFilesystem, FaultPoint, FaultyFilesystem
 
 KEY = digest_bytes(b"action")
 SECONDS = 30.0
@@ -125,6 +125,43 @@ def test_a_damaged_lease_is_taken_over_when_it_expires(store: Store) -> None:
     seen = observer.take(KEY)
     assert isinstance(seen, Observation)
     assert seen.owner == "somebody"
+    clock.now += SECONDS
+    assert isinstance(observer.take(KEY, seen), LeaseRecord)
+
+
+def test_a_lease_is_ours_though_the_answers_to_its_writes_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """The first create is repeated by the client, and fails at its own object; the first two renewals seem to fail."""
+    filesystem = DictFilesystem({})
+    clock = Clock()
+    creating = FaultPoint(0, "repeated")
+    owner = Leases(Store(FaultyFilesystem(filesystem, creating)), seconds=SECONDS, monotonic=clock)
+    lease = owner.take(KEY)
+    assert isinstance(lease, LeaseRecord)
+    contents = {next(iter(filesystem.objects.values()))}
+    for fault in ("reply lost", "reply lost", "EIO", None):
+        owner._store = Store(FaultyFilesystem(filesystem, FaultPoint(None if fault is None else 0, fault or "")))
+        for _ in range(2):
+            owner.renew()
+            contents |= set(filesystem.objects.values())
+    assert len(contents) == 1 + 7, "each renewal but the one that failed has written the lease"
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    owner._store = Store(FaultyFilesystem(filesystem, FaultPoint(0, "reply lost")))
+    owner.renew()
+    owner._store = Store(filesystem)
+    owner.release(lease)
+    assert not filesystem.objects
+
+
+def test_a_lease_that_cannot_be_given_back_expires(caplog: pytest.LogCaptureFixture) -> None:
+    filesystem = DictFilesystem({})
+    owner, clock = Leases(Store(FaultyFilesystem(filesystem, FaultPoint(1, "EIO")))), Clock()
+    lease = owner.take(KEY)
+    assert isinstance(lease, LeaseRecord)
+    owner.release(lease)
+    assert "could not be given back" in caplog.text
+    observer = leases_of(Store(filesystem), clock)
+    seen = observer.take(KEY)
+    assert isinstance(seen, Observation)
     clock.now += SECONDS
     assert isinstance(observer.take(KEY, seen), LeaseRecord)
 

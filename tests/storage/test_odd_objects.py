@@ -102,7 +102,8 @@ def test_what_is_no_object_is_never_the_one_that_a_writer_expects(odd: str, tmp_
     for expected in (None, b""):
         assert not filesystem.replace("a", b"x", expected=expected)
     assert not filesystem.remove("a", expected=b"")
-    assert filesystem.move("a", "away/a")
+    assert not filesystem.move("a", "away/a", expected=b"")
+    assert filesystem.move("a", "away/a", expected=None)
     assert os.path.lexists(tmp_path / "away" / "a")
     assert filesystem.create("a", b"x")
 

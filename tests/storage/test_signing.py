@@ -348,7 +348,7 @@ def result_in(files: DictFilesystem) -> ActionResult:
     store = on(files, EVERYBODY)
     found = store.read_action(complete.plan.graphs[0].key)
     assert found is not None
-    store.drop_action(found.key)
+    store.drop_action(found)
     return found
 
 
@@ -454,5 +454,5 @@ def test_signatures_cost_no_request() -> None:
         complete = compile_toy(store)
         compile_toy(store)
         load_toy(store, complete.variant)
-        counts.append([operation for operation, _ in watched.operations])
+        counts.append([operation for operation, _ in watched.point.operations])
     assert counts[0] == counts[1]

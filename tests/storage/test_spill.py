@@ -9,7 +9,7 @@ from graphkiln.storage.errors import StoreUnavailableError
 from graphkiln.storage.spill import SpillingFilesystem
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
-from tests.storage.faults import DictFilesystem, FaultyFilesystem, FullFilesystem
+from tests.storage.faults import DictFilesystem, FaultPoint, FaultyFilesystem, FullFilesystem
 from tests.storage.samples import HARMS, OUTPUTS, compile_toy, harm, load_toy, make_complete
 
 VARIANT = compile_toy(Store(DictFilesystem({}))).variant
@@ -74,7 +74,7 @@ def test_nothing_is_written_once_space_comes_back() -> None:
 
 def test_other_faults_of_the_medium_stay_faults() -> None:
     with pytest.raises(StoreUnavailableError, match="I/O error"):
-        Store(SpillingFilesystem(FaultyFilesystem(DictFilesystem({}), 0))).prepare_for_writing()
+        Store(SpillingFilesystem(FaultyFilesystem(DictFilesystem({}), FaultPoint(0)))).prepare_for_writing()
 
 
 def test_a_disk_that_is_found_full_as_it_is_flushed() -> None:

@@ -1,4 +1,4 @@
-"""Two stores, on a disk and in memory, do what a plain dict does: no reader ever sees a wrong byte."""
+"""Stores on a disk, in memory and on S3 do what a plain dict does: no reader ever sees a wrong byte."""
 
 import logging
 import shutil
@@ -9,9 +9,17 @@ from typing import Any
 
 import fsspec
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
@@ -24,8 +32,10 @@ from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.records import ActionResult, Manifest, PlanDocument
 from graphkiln.storage.remote import RemoteFilesystem
 from graphkiln.storage.results import usable_result
+from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
+from tests.storage.s3_servers import BUCKET, options_for
 from tests.storage.samples import HARMS, NOW, QUICK, STATS, blob_ref, encoded_ref, failure_of, harm, plan_of, ref_of
 
 CONTENTS = [b"", b"one", b"two", b"three " * 1000, b"four" * 2000]
@@ -49,7 +59,13 @@ def _answer(read: Callable[[], object]) -> object:
     return ABSENT if found is None else found
 
 
-class TwoStores(RuleBasedStateMachine):
+class Stores(RuleBasedStateMachine):
+    """Does the same to a store on a disk, one in memory, and one on S3 if there is a server."""
+
+    def __init__(self, s3_endpoint: str | None = None) -> None:
+        super().__init__()
+        self.s3_endpoint = s3_endpoint
+
     @initialize()
     def start(self) -> None:
         # Warnings of the damage that is done here on purpose would fill the report of a failure.
@@ -57,6 +73,9 @@ class TwoStores(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp(prefix="state-machine-")
         self.url = f"memory://state-machine-{uuid.uuid4().hex}"
         self.filesystems: list[StoreFilesystem] = [LocalFilesystem(self.folder), RemoteFilesystem(self.url, {})]
+        if self.s3_endpoint is not None:
+            url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+            self.filesystems.append(S3Filesystem(url, options_for(self.s3_endpoint)))
         self.stores = [Store(filesystem, now=lambda: NOW) for filesystem in self.filesystems]
         for store in self.stores:
             store.prepare_for_writing()
@@ -71,10 +90,10 @@ class TwoStores(RuleBasedStateMachine):
             memory, root = fsspec.url_to_fs(self.url)
             memory.rm(root, recursive=True)
 
-    def _both(self, act: Callable[[Store], object]) -> object:
-        local, memory = [_answer(lambda store=store: act(store)) for store in self.stores]  # type: ignore[misc]
-        assert local == memory
-        return local
+    def _all(self, act: Callable[[Store], object]) -> object:
+        answers = [_answer(lambda store=store: act(store)) for store in self.stores]  # type: ignore[misc]
+        assert all(answer == answers[0] for answer in answers)
+        return answers[0]
 
     def _expected(self, path: str) -> object:
         return DAMAGED if path in self.harmed else self.objects.get(path, ABSENT)
@@ -91,7 +110,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(content=contents)
     def put_blob(self, content: bytes) -> None:
-        ref = self._both(lambda store: store.put_blob(content))
+        ref = self._all(lambda store: store.put_blob(content))
         assert isinstance(ref, BlobRef)
         assert ref == encoded_ref(content)
         self._written(layout.by_digest(layout.BLOBS, ref.digest), content)
@@ -100,7 +119,7 @@ class TwoStores(RuleBasedStateMachine):
     def get_blob(self, content: bytes) -> None:
         ref = encoded_ref(content)
         path = layout.by_digest(layout.BLOBS, ref.digest)
-        assert self._both(lambda store: store.get_blob(ref, "a blob")) == self._expected(path)
+        assert self._all(lambda store: store.get_blob(ref, "a blob")) == self._expected(path)
 
     # ------------------------------------------------------------------ actions and failures
 
@@ -110,31 +129,34 @@ class TwoStores(RuleBasedStateMachine):
         path = layout.by_digest(layout.ACTIONS, key)
         expected = self._expected(path)
         wins = expected in (ABSENT, DAMAGED)
-        assert self._both(lambda store: store.write_action(result)) == (result if wins else expected)
+        assert self._all(lambda store: store.write_action(result)) == (result if wins else expected)
         if wins:
             self._written(path, result)
 
     @rule(key=keys, named=st.lists(contents, max_size=2))
     def replace_action(self, key: Digest, named: list[bytes]) -> None:
         result = _result(key, named, None)
-        self._both(lambda store: store.replace_action(result))
+        self._all(lambda store: store.replace_action(result))
         self._written(layout.by_digest(layout.ACTIONS, key), result)
 
-    @rule(key=keys)
-    def drop_action(self, key: Digest) -> None:
-        self._both(lambda store: store.drop_action(key))
-        self._gone(layout.by_digest(layout.ACTIONS, key))
+    @rule(key=keys, named=st.lists(contents, max_size=2))
+    def drop_action(self, key: Digest, named: list[bytes]) -> None:
+        result = _result(key, named, None)
+        self._all(lambda store: store.drop_action(result))
+        path = layout.by_digest(layout.ACTIONS, key)
+        if self._expected(path) in (DAMAGED, result):
+            self._gone(path)
 
     @rule(key=keys)
     def read_action(self, key: Digest) -> None:
         path = layout.by_digest(layout.ACTIONS, key)
-        assert self._both(lambda store: store.read_action(key)) == self._expected(path)
+        assert self._all(lambda store: store.read_action(key)) == self._expected(path)
 
     @rule(key=keys)
     def use_action(self, key: Digest) -> None:
         path = layout.by_digest(layout.ACTIONS, key)
         expected = self._expected(path)
-        found = self._both(lambda store: usable_result(store, key))
+        found = self._all(lambda store: usable_result(store, key))
         if not isinstance(expected, ActionResult):
             self._gone(path)
             assert found == ABSENT
@@ -161,35 +183,35 @@ class TwoStores(RuleBasedStateMachine):
     @rule(key=keys, message=st.sampled_from(["out of memory", "syntax error"]))
     def write_failure(self, key: Digest, message: str) -> None:
         failure = failure_of(key, "compiler-error", message, None)
-        self._both(lambda store: store.write_failure(failure))
+        self._all(lambda store: store.write_failure(failure))
         self._written(layout.by_digest(layout.FAILURES, key), failure)
 
     @rule(key=keys)
     def read_failure(self, key: Digest) -> None:
         path = layout.by_digest(layout.FAILURES, key)
-        assert self._both(lambda store: store.read_failure(key)) == self._expected(path)
+        assert self._all(lambda store: store.read_failure(key)) == self._expected(path)
 
     # ------------------------------------------------------------------ plans, manifests, refs
 
     @rule(plan=plans, previous=st.none() | contents)
     def write_plan(self, plan: Any, previous: bytes | None) -> None:
         document = PlanDocument(plan, NOW, None if previous is None else blob_ref(previous))
-        self._both(lambda store: store.write_plan(document))
+        self._all(lambda store: store.write_plan(document))
         self._written(layout.by_variant(layout.PLANS, *_variant(plan)), document)
 
     @rule(plan=plans)
     def read_plan(self, plan: Any) -> None:
         path = layout.by_variant(layout.PLANS, *_variant(plan))
-        assert self._both(lambda store: store.read_plan(*_variant(plan))) == self._expected(path)
+        assert self._all(lambda store: store.read_plan(*_variant(plan))) == self._expected(path)
 
     @rule(plan=plans, content=contents)
     def commit(self, plan: Any, content: bytes) -> None:
         manifest = _manifest(plan, content)
-        digest = self._both(lambda store: store.write_manifest(manifest))
+        digest = self._all(lambda store: store.write_manifest(manifest))
         assert digest == digest_bytes(seal("manifest", manifest))
         assert isinstance(digest, str)
         ref = ref_of(plan, Digest(digest))
-        self._both(lambda store: store.write_ref(ref))
+        self._all(lambda store: store.write_ref(ref))
         self._written(layout.by_digest(layout.MANIFESTS, Digest(digest)), manifest)
         self._written(layout.by_variant(layout.REFS, *_variant(plan)), ref)
 
@@ -197,12 +219,12 @@ class TwoStores(RuleBasedStateMachine):
     def read_manifest(self, plan: Any, content: bytes) -> None:
         digest = digest_bytes(seal("manifest", _manifest(plan, content)))
         path = layout.by_digest(layout.MANIFESTS, digest)
-        assert self._both(lambda store: store.read_manifest(digest)) == self._expected(path)
+        assert self._all(lambda store: store.read_manifest(digest)) == self._expected(path)
 
     @rule(plan=plans)
     def read_ref(self, plan: Any) -> None:
         path = layout.by_variant(layout.REFS, *_variant(plan))
-        assert self._both(lambda store: store.read_ref(*_variant(plan))) == self._expected(path)
+        assert self._all(lambda store: store.read_ref(*_variant(plan))) == self._expected(path)
 
     # ------------------------------------------------------------------ harm
 
@@ -230,7 +252,7 @@ class TwoStores(RuleBasedStateMachine):
     def mend_ref(self, plan: Any) -> None:
         path = layout.by_variant(layout.REFS, *_variant(plan))
         expected = self._expected(path)
-        found = self._both(lambda store: store.mend(lambda: store.read_ref(*_variant(plan))))
+        found = self._all(lambda store: store.mend(lambda: store.read_ref(*_variant(plan))))
         if expected == DAMAGED:
             self._gone(path)
             expected = ABSENT
@@ -239,7 +261,7 @@ class TwoStores(RuleBasedStateMachine):
     # ------------------------------------------------------------------ what always holds
 
     @invariant()
-    def both_hold_the_objects_of_the_model_and_nothing_else(self) -> None:
+    def all_hold_the_objects_of_the_model_and_nothing_else(self) -> None:
         for filesystem in getattr(self, "filesystems", []):
             names = [path for path in filesystem.names("") if not path.startswith(layout.QUARANTINE)]
             assert names == sorted([*self.objects, layout.FORMAT])
@@ -265,5 +287,14 @@ def _manifest(plan: Any, content: bytes) -> Manifest:
     return Manifest(plan, {graph.name: {"executable": encoded_ref(content)} for graph in plan.graphs})
 
 
-TestTwoStores = TwoStores.TestCase
-TestTwoStores.settings = settings(QUICK, max_examples=25, stateful_step_count=30)
+def test_a_disk_and_memory() -> None:
+    run_state_machine_as_test(Stores, settings=settings(QUICK, max_examples=40, stateful_step_count=30))
+
+
+@pytest.mark.s3
+@pytest.mark.xdist_group("s3")
+def test_a_disk_memory_and_s3(s3_endpoint: str) -> None:
+    run_state_machine_as_test(
+        lambda: Stores(s3_endpoint),  # type: ignore[arg-type]
+        settings=settings(QUICK, max_examples=6, stateful_step_count=15),
+    )

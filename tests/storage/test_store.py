@@ -10,12 +10,14 @@ from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
 from graphkiln.storage.filesystem import StoreFilesystem
-from graphkiln.storage.records import Manifest, PlanDocument, QuarantineNote, StoreFormat
+from graphkiln.storage.records import Manifest, PlanDocument, QuarantineNote, RefRecord, StoreFormat
 from graphkiln.storage.store import Store, open_for_writing, open_store
 from graphkiln.storage.verify import verify_store
 from tests.storage.samples import (
+    FORWARD,
     HARMS,
     NOW,
+    OUTPUTS,
     STATS,
     Complete,
     compile_toy,
@@ -156,9 +158,67 @@ def test_mending_answers_what_is_well_and_passes_other_errors_on(store: Store, c
 
 def test_damage_of_no_known_place_moves_nothing(store: Store, filesystem: StoreFilesystem, complete: Complete) -> None:
     before = list(filesystem.names(""))
-    store.quarantine(DamagedStoreError("somewhere"))
-    store.quarantine(DamagedStoreError("it is missing", reason="missing", path="blobs/00/none"))
+    for error in (
+        DamagedStoreError("somewhere"),
+        DamagedStoreError("it is missing", reason="missing", path="blobs/00/none"),
+    ):
+        assert store.mend(_raising(error)) is None
     assert list(filesystem.names("")) == before
+
+
+def _raising(error: Exception) -> Callable[[], object]:
+    def read() -> object:
+        raise error
+
+    return read
+
+
+def test_damage_on_the_way_is_no_damage_of_the_store(
+    store: Store, filesystem: StoreFilesystem, complete: Complete, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = ref_of(complete.plan, complete.manifest)
+    answers: list[RefRecord | DamagedStoreError] = [DamagedStoreError("cut", path=complete.paths["ref"]), ref]
+
+    def read() -> RefRecord:
+        answer = answers.pop(0)
+        if isinstance(answer, DamagedStoreError):
+            raise answer
+        return answer
+
+    before = list(filesystem.names(""))
+    assert store.mend(read) == ref
+    assert list(filesystem.names("")) == before
+    assert [record.getMessage() for record in caplog.records] == ["cut; read again, it is whole"]
+
+
+class Mended:
+    """A file system on which somebody else mends an object just before this reader's operation of that number."""
+
+    def __init__(self, inner: StoreFilesystem, path: str, whole: bytes, moment: int) -> None:
+        self._inner, self._path, self._whole, self._left = inner, path, whole, moment
+        self.url = inner.url
+
+    def __getattr__(self, name: str) -> object:
+        if self._left == 0:
+            overwrite(self._inner, self._path, self._whole)
+        self._left -= 1
+        return getattr(self._inner, name)
+
+
+def test_what_somebody_else_has_mended_meanwhile_is_never_taken_away(
+    store: Store, filesystem: StoreFilesystem, complete: Complete
+) -> None:
+    """Whenever between this reader's operations that happens."""
+    blob = encode(OUTPUTS[FORWARD]["executable"])[0]
+    path = complete.paths["forward executable"]
+    whole = filesystem.read(path)
+    for moment in range(4):
+        harm(filesystem, path, "cut in half")
+        other = Store(Mended(filesystem, path, whole, moment))  # type: ignore[arg-type]
+        found = other.mend(lambda: other.get_blob(blob, "a blob"))  # noqa: B023  (it is called at once)
+        assert filesystem.read(path) == whole, moment
+        assert (found is None) == (moment == 3), moment
+        assert not list(filesystem.names(layout.QUARANTINE)), moment
 
 
 def test_the_longest_names_can_be_set_aside(store: Store, filesystem: StoreFilesystem) -> None:
@@ -236,8 +296,10 @@ def test_the_first_result_of_an_action_stays(store: Store) -> None:
     assert store.read_action(first.key) == first
     store.replace_action(second)
     assert store.read_action(first.key) == second
-    store.drop_action(first.key)
-    store.drop_action(first.key)
+    store.drop_action(first)
+    assert store.read_action(first.key) == second, "another one has taken its place"
+    store.drop_action(second)
+    store.drop_action(second)
     assert store.read_action(first.key) is None
 
 
@@ -362,7 +424,8 @@ def test_documents_copied_to_the_place_of_others_are_damage(
         assert (caught.value.reason, caught.value.path) == ("misplaced", path), what
         assert "it belongs to" in str(caught.value)
     renamed = layout.by_digest(layout.MANIFESTS, OTHER)
-    filesystem.move(complete.paths["manifest"], renamed)
+    manifest = complete.paths["manifest"]
+    filesystem.move(manifest, renamed, expected=filesystem.read(manifest))
     with pytest.raises(DamagedStoreError) as caught:
         store.read_manifest(OTHER)
     assert (caught.value.reason, caught.value.path) == ("wrong-digest", renamed)

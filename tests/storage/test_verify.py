@@ -6,6 +6,7 @@ from graphkiln.storage import layout
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, StoreUnavailableError
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
+from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
@@ -125,6 +126,17 @@ def test_what_killed_runs_and_others_left_is_no_damage(
         filesystem.create(path, b"")
     assert _leftovers(store) == sorted(left)
     assert _damage(store) == []
+
+
+def test_a_lease_is_a_leftover_that_says_whose_it_is(store: Store, complete: Complete) -> None:
+    with Leases(store) as leases:
+        lease = leases.take(OTHER)
+        assert isinstance(lease, LeaseRecord)
+        (problem,) = verify_store(store).problems
+        assert (problem.path, problem.severity) == (layout.by_digest(layout.LEASES, OTHER), "leftover")
+        assert lease.owner in problem.message
+        leases.release(lease)
+    assert verify_store(store).problems == ()
 
 
 def test_quarantined_objects_are_leftovers_that_say_why(
