@@ -80,7 +80,7 @@ class AzureFilesystem(ConditionalFilesystem):
         try:
             return await request()
         except IncompleteReadError as error:
-            raise PassingFaultError(error) from error
+            raise PassingFaultError(errno.EIO, str(error)) from error
         except HttpResponseError as error:
             code = getattr(error, "error_code", None)
             if code == _NO_CONTAINER:

@@ -14,7 +14,6 @@ thread of its own.
 
 import abc
 import asyncio
-import errno
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -34,9 +33,6 @@ _SHORTEST_WAIT_SECONDS = 0.1
 
 class PassingFaultError(OSError):
     """A failure of a request that may pass, such as an answer that breaks off."""
-
-    def __init__(self, words: object) -> None:
-        super().__init__(errno.EIO, str(words))
 
 
 async def outlast(request: Callable[..., Awaitable[Answer]], *arguments: object) -> Answer:

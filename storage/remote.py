@@ -22,6 +22,13 @@ from graphkiln.storage.filesystem import Entry, StoreFilesystem
 # What the file systems behind fsspec call the time of the last change.
 _MODIFIED = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
+_NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+    NotADirectoryError: errno.ENOTDIR,
+}
+
 # How many requests one call that is about many objects has under way at once.
 PARALLEL_REQUESTS = 32
 
@@ -166,9 +173,14 @@ class RemoteFilesystem(StoreFilesystem):
             if isinstance(error, OSError):
                 if not told:
                     raise
-                raise type(error)(error.errno or errno.EIO, self._credentials.hide(str(error))) from None
+                raise OSError(_number_of(error), self._credentials.hide(str(error))) from None
             words = f"{type(error).__name__}: {self._credentials.hide(str(error))}"
             raise OSError(errno.EIO, words) from (None if told else error)
+
+
+def _number_of(error: OSError) -> int:
+    """Return the number of an error; not every library sets it, and Python makes the kind of error out of it."""
+    return error.errno or next((number for kind, number in _NUMBERS.items() if isinstance(error, kind)), errno.EIO)
 
 
 def _modified(facts: Mapping[str, Any]) -> float:

@@ -70,7 +70,7 @@ class S3Filesystem(ConditionalFilesystem):
             async with answer["Body"] as body:
                 return await body.read(), answer["ETag"]
         except S3_RETRYABLE_ERRORS as error:
-            raise PassingFaultError(error) from error
+            raise PassingFaultError(errno.EIO, str(error)) from error
 
     async def _put(self, path: str, data: bytes, version: str | None) -> bool:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -115,10 +115,10 @@ class S3Filesystem(ConditionalFilesystem):
         try:
             return await self._fs._call_s3(operation, Bucket=self._bucket, **arguments)
         except ClientPayloadError as error:  # which botocore does not take for a broken connection
-            raise PassingFaultError(error) from error
+            raise PassingFaultError(errno.EIO, str(error)) from error
         except OSError as error:
             if _code(error) in _OVERLAP:
-                raise PassingFaultError(error) from error
+                raise PassingFaultError(errno.EIO, str(error)) from error
             if _code(error) == "NoSuchBucket":
                 raise NotADirectoryError(errno.ENOTDIR, f"there is no bucket {self._bucket}") from error
             raise

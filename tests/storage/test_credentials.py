@@ -69,6 +69,8 @@ class Talkative(MemoryFileSystem):  # type: ignore[misc]
         self.password = password
 
     def cat_file(self, path: str, *arguments: Any, **options: Any) -> bytes:
+        if "missing" in path:
+            raise FileNotFoundError(f"nothing at {self.password}@{path}")
         try:
             raise RuntimeError(f"login with {self.password} refused")
         except RuntimeError as error:
@@ -91,3 +93,10 @@ def test_not_even_a_traceback_says_a_secret(talkative: None, path: str) -> None:
     told = "".join(traceback.format_exception(caught.value))
     assert "no answer" in told
     assert SECRET not in told
+
+
+def test_an_error_stays_of_its_kind_without_the_secret(talkative: None) -> None:
+    filesystem = open_filesystem("talkative://host/x", {"password": SECRET})
+    with pytest.raises(FileNotFoundError, match=r"nothing at \*\*\*@") as caught:
+        filesystem.read("missing")
+    assert SECRET not in str(caught.value)
