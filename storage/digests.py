@@ -3,6 +3,8 @@
 Source of the algorithm: https://github.com/BLAKE3-team/BLAKE3-specs. The digest is 32 bytes long.
 """
 
+import io
+import os
 import re
 from pathlib import Path
 from typing import Annotated, NewType
@@ -17,10 +19,59 @@ Digest = NewType("Digest", Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z
 
 _DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
+# From this size in bytes on, a second core is worth the start of its thread.
+_LARGE = 2**22
+_PIECE = 2**22
+_THREADS = 4
+
 
 def digest_bytes(data: bytes | memoryview) -> Digest:
     """Return the digest of `data`."""
-    return Digest(blake3(data).hexdigest())
+    if len(data) < _LARGE:
+        return Digest(blake3(data).hexdigest())
+    # Threads of its own: those that the library shares within a process do not survive a fork, and wait for ever.
+    return Digest(blake3(data, max_threads=_threads()).hexdigest())
+
+
+def read_with_digest(descriptor: int) -> tuple[bytes, Digest]:
+    """Read a file from its start to its end, close it, and return its bytes and the digest of these very bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(descriptor, "rb", buffering=0) as file:  # a descriptor has no path
+        size = os.fstat(descriptor).st_size
+        if size < _LARGE or _threads() == 1:
+            data = file.read()
+            return data, digest_bytes(data)
+        return _read_large(file, size)
+
+
+def _read_large(file: io.FileIO, size: int) -> tuple[bytes, Digest]:
+    """Hash each piece of a file while the next one is read."""
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    hasher = blake3()
+    hashed: Future[object] | None = None
+    filled = 0
+    # Lends its memory out, and gives it back as bytes without a copy.
+    stream = io.BytesIO(bytes(size))
+    with stream.getbuffer() as buffer, ThreadPoolExecutor(1) as pool:
+        while read := file.readinto(buffer[filled : filled + _PIECE]):
+            if hashed is not None:
+                hashed.result()
+            hashed = pool.submit(hasher.update, buffer[filled : filled + read])
+            filled += read
+    stream.truncate(filled)
+    # Somebody may have made it longer; then no digest will match, but these are the bytes.
+    rest = file.read()
+    hasher.update(rest)
+    data = stream.getvalue()
+    return data + rest if rest else data, Digest(hasher.hexdigest())
+
+
+def _threads() -> int:
+    return min(len(os.sched_getaffinity(0)), _THREADS)
 
 
 def digest_file(path: Path) -> Digest:

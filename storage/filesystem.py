@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.errors import DamagedStoreError
 
 
@@ -43,6 +44,11 @@ class StoreFilesystem(abc.ABC):
             DamagedStoreError: something else is in its place, such as a folder, a pipe or a dangling link. To move
                 it away makes room for an object.
         """
+
+    def read_with_digest(self, path: str) -> tuple[bytes, Digest]:
+        """Return the whole object, and the digest of these very bytes; raises what `read` does."""
+        data = self.read(path)
+        return data, digest_bytes(data)
 
     @abc.abstractmethod
     def create(self, path: str, data: bytes) -> bool:

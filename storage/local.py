@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from graphkiln.storage.digests import Digest, read_with_digest
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
@@ -34,6 +35,14 @@ class LocalFilesystem(StoreFilesystem):
 
     def read(self, path: str) -> bytes:
         """Return the whole object; see the contract."""
+        with open(self._opened(path), "rb") as file:  # noqa: PTH123  # a descriptor has no path
+            return file.read()
+
+    def read_with_digest(self, path: str) -> tuple[bytes, Digest]:
+        """Return the whole object and its digest; see the contract."""
+        return read_with_digest(self._opened(path))
+
+    def _opened(self, path: str) -> int:
         final = self._root / path
         try:
             # A pipe in an object's place must not make a reader wait for a writer.
@@ -47,8 +56,7 @@ class LocalFilesystem(StoreFilesystem):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise _no_file()
-        with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor has no path
-            return file.read()
+        return descriptor
 
     def create(self, path: str, data: bytes) -> bool:
         """Link a new object into place; see the contract. Durable only after `sync`."""

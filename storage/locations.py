@@ -1,7 +1,9 @@
 """How the URL of a store becomes a file system."""
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from graphkiln.storage.errors import BadInputError
@@ -46,3 +48,12 @@ def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> Store
     from graphkiln.storage.remote import RemoteFilesystem
 
     return RemoteFilesystem(url, options or {})
+
+
+def user_cache_folder() -> Path:
+    """Return where the caches of this user are.
+
+    Raises:
+        RuntimeError: the user has no home, and nothing else is set.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -4,7 +4,6 @@ import errno
 import os
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from graphkiln.storage import layout
@@ -13,7 +12,7 @@ from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
-from graphkiln.storage.locations import open_filesystem
+from graphkiln.storage.locations import open_filesystem, user_cache_folder
 from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
 from graphkiln.storage.records import (
     ActionResult,
@@ -34,7 +33,7 @@ def default_url() -> str:
     if url := os.environ.get("GRAPHKILN_STORE"):
         return url
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = user_cache_folder()
     except RuntimeError as error:
         message = f"there is no default store: {error}; name one with --store or GRAPHKILN_STORE"
         raise BadInputError(message, reason="no-store") from error

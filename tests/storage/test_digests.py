@@ -1,9 +1,15 @@
+import os
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 
-from graphkiln.storage.digests import Digest, digest_bytes, digest_file, is_digest
+from graphkiln.storage import digests
+from graphkiln.storage.digests import Digest, digest_bytes, digest_file, is_digest, read_with_digest
+from graphkiln.storage.local import LocalFilesystem
+from tests.storage.samples import noise
 
 # The published test vectors of BLAKE3: the input is 0, 1, …, 250, 0, 1, … of this length.
 VECTORS = {
@@ -33,12 +39,88 @@ def test_digests_are_those_that_the_authors_of_blake3_published(length: int, dig
     assert digest_bytes(data) == digest
     assert digest_bytes(memoryview(data)) == digest
     assert digest_file(tmp_path / "file") == digest
+    assert read_with_digest(os.open(tmp_path / "file", os.O_RDONLY)) == (data, digest)
     assert is_digest(digest)
 
 
 def test_a_file_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         digest_file(tmp_path / "missing")
+
+
+# Around the size from which on a second thread hashes, and around the size of a piece.
+SIZES = [0, 1, digests._LARGE - 1, digests._LARGE, digests._LARGE + 1, 3 * digests._PIECE, 3 * digests._PIECE + 1]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_file_is_read_with_its_digest(
+    size: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_threads", lambda: threads)
+    data = noise(size)
+    (tmp_path / "file").write_bytes(data)
+    expected = digest_file(tmp_path / "file")
+    assert LocalFilesystem(tmp_path).read_with_digest("file") == (data, expected)
+    assert digest_bytes(data) == expected
+
+
+def test_what_is_hashed_is_what_is_returned_though_others_write_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole file is overwritten whenever a piece of it is about to be hashed."""
+    path = tmp_path / "file"
+    path.write_bytes(noise(4 * digests._PIECE))
+    hasher = blake3()
+
+    class Overwriting:
+        def update(self, piece: memoryview) -> None:
+            with path.open("r+b") as file:
+                file.write(noise(4 * digests._PIECE, len(piece)))
+            hasher.update(piece)
+
+        def hexdigest(self) -> str:
+            return hasher.hexdigest()
+
+    monkeypatch.setattr(digests, "_threads", lambda: 2)
+    monkeypatch.setattr(digests, "blake3", Overwriting)
+    data, digest = read_with_digest(os.open(path, os.O_RDONLY))
+    assert digest == blake3(data).hexdigest()
+
+
+@pytest.mark.parametrize("change", [-100, 4])
+def test_a_file_that_becomes_shorter_or_longer_is_read_to_its_end(
+    change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 3 * digests._PIECE
+    path = tmp_path / "file"
+    path.write_bytes(noise(size))
+    fstat = os.fstat
+
+    def changed_after(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        monkeypatch.setattr(os, "fstat", fstat)
+        os.truncate(path, size + change)
+        return found
+
+    monkeypatch.setattr(digests, "_threads", lambda: 2)
+    monkeypatch.setattr(os, "fstat", changed_after)
+    data, digest = read_with_digest(os.open(path, os.O_RDONLY))
+    assert data == path.read_bytes()
+    assert len(data) == size + change
+    assert digest == digest_bytes(data)
+
+
+def test_a_large_file_is_not_in_memory_twice(tmp_path: Path) -> None:
+    size = 8 * digests._PIECE
+    (tmp_path / "file").write_bytes(bytes(size))
+    tracemalloc.start()
+    try:
+        data, _ = read_with_digest(os.open(tmp_path / "file", os.O_RDONLY))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == len(data) <= peak < 1.1 * size
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store, open_for_writing, open_store
 from graphkiln.storage.verify import verify_store
 from tests.storage.faults import DictFilesystem
+from tests.storage.mounts import Mount, mounted_at
 from tests.storage.samples import compile_toy, load_toy, noise
 
 CONTENTS = [b"", b"x", b"line\r\n\x00\xff", noise(100_000)]
@@ -552,33 +552,10 @@ def test_a_writer_killed_at_work_leaves_whole_objects_and_temporaries(tmp_path: 
 # ---------------------------------------------------------------------- disks that are full or read-only
 
 
-class Mount:
-    """A small file system of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def run(self, program: str, *arguments: str) -> None:
-        found = shutil.which(program)
-        if found is None:
-            pytest.skip(f"there is no {program} here")
-        done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{program} is not permitted here: {done.stderr.strip()}")
-
-    def remount(self, options: str) -> None:
-        self.run("mount", "-o", f"remount,{options}", str(self.path))
-
-
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount")
-    mounted = Mount(tmp_path / "mounted")
-    mounted.path.mkdir()
-    mounted.run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted.path))
-    yield mounted
-    mounted.run("umount", str(mounted.path))
+    with mounted_at(tmp_path / "mounted", "1m") as mounted:
+        yield mounted
 
 
 def test_on_a_full_disk_nothing_half_is_visible_and_work_goes_on_once_there_is_space(mount: Mount) -> None:
