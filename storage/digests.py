@@ -19,15 +19,16 @@ Digest = NewType("Digest", Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z
 
 _DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
-# From this size in bytes on, a second core is worth the start of its thread.
-_LARGE = 2**22
-_PIECE = 2**22
+# Sizes in bytes from which on a second core is worth it: to hash what is in memory, and to hash what is being read.
+_HASH_IN_THREADS_FROM = 2**22
+_HASH_WHILE_READING_FROM = 2**25
+_PIECE = 2**20
 _THREADS = 4
 
 
 def digest_bytes(data: bytes | memoryview) -> Digest:
     """Return the digest of `data`."""
-    if len(data) < _LARGE:
+    if len(data) < _HASH_IN_THREADS_FROM:
         return Digest(blake3(data).hexdigest())
     # Threads of its own: those that the library shares within a process do not survive a fork, and wait for ever.
     return Digest(blake3(data, max_threads=_threads()).hexdigest())
@@ -41,7 +42,7 @@ def read_with_digest(descriptor: int) -> tuple[bytes, Digest]:
     """
     with open(descriptor, "rb", buffering=0) as file:  # a descriptor has no path
         size = os.fstat(descriptor).st_size
-        if size < _LARGE or _threads() == 1:
+        if size < _HASH_WHILE_READING_FROM or _threads() == 1:
             data = file.read()
             return data, digest_bytes(data)
         return _read_large(file, size)
@@ -49,19 +50,19 @@ def read_with_digest(descriptor: int) -> tuple[bytes, Digest]:
 
 def _read_large(file: io.FileIO, size: int) -> tuple[bytes, Digest]:
     """Hash each piece of a file while the next one is read."""
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
     hasher = blake3()
-    hashed: Future[object] | None = None
     filled = 0
     # Lends its memory out, and gives it back as bytes without a copy.
     stream = io.BytesIO(bytes(size))
     with stream.getbuffer() as buffer, ThreadPoolExecutor(1) as pool:
+        pieces = []
         while read := file.readinto(buffer[filled : filled + _PIECE]):
-            if hashed is not None:
-                hashed.result()
-            hashed = pool.submit(hasher.update, buffer[filled : filled + read])
+            pieces.append(pool.submit(hasher.update, buffer[filled : filled + read]))
             filled += read
+        for piece in pieces:
+            piece.result()
     stream.truncate(filled)
     # Somebody may have made it longer; then no digest will match, but these are the bytes.
     rest = file.read()

@@ -48,10 +48,20 @@ def test_a_file_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
         digest_file(tmp_path / "missing")
 
 
-# Around the size from which on a second thread hashes, and around the size of a piece.
-SIZES = [0, 1, digests._LARGE - 1, digests._LARGE, digests._LARGE + 1, 3 * digests._PIECE, 3 * digests._PIECE + 1]
+PIECE = digests._PIECE
 
 
+@pytest.fixture
+def small_files_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of more than a piece are hashed while they are read, as if there were two cores."""
+    monkeypatch.setattr(digests, "_threads", lambda: 2)
+    monkeypatch.setattr(digests, "_HASH_WHILE_READING_FROM", PIECE)
+
+
+SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, digests._HASH_IN_THREADS_FROM, 3 * PIECE + 1]
+
+
+@pytest.mark.usefixtures("small_files_are_large")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_file_is_read_with_its_digest(
@@ -65,34 +75,35 @@ def test_a_file_is_read_with_its_digest(
     assert digest_bytes(data) == expected
 
 
+@pytest.mark.usefixtures("small_files_are_large")
 def test_what_is_hashed_is_what_is_returned_though_others_write_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole file is overwritten whenever a piece of it is about to be hashed."""
     path = tmp_path / "file"
-    path.write_bytes(noise(4 * digests._PIECE))
+    path.write_bytes(noise(4 * PIECE))
     hasher = blake3()
 
     class Overwriting:
         def update(self, piece: memoryview) -> None:
             with path.open("r+b") as file:
-                file.write(noise(4 * digests._PIECE, len(piece)))
+                file.write(noise(4 * PIECE, len(piece)))
             hasher.update(piece)
 
         def hexdigest(self) -> str:
             return hasher.hexdigest()
 
-    monkeypatch.setattr(digests, "_threads", lambda: 2)
     monkeypatch.setattr(digests, "blake3", Overwriting)
     data, digest = read_with_digest(os.open(path, os.O_RDONLY))
     assert digest == blake3(data).hexdigest()
 
 
+@pytest.mark.usefixtures("small_files_are_large")
 @pytest.mark.parametrize("change", [-100, 4])
 def test_a_file_that_becomes_shorter_or_longer_is_read_to_its_end(
     change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = 3 * digests._PIECE
+    size = 3 * PIECE
     path = tmp_path / "file"
     path.write_bytes(noise(size))
     fstat = os.fstat
@@ -103,7 +114,6 @@ def test_a_file_that_becomes_shorter_or_longer_is_read_to_its_end(
         os.truncate(path, size + change)
         return found
 
-    monkeypatch.setattr(digests, "_threads", lambda: 2)
     monkeypatch.setattr(os, "fstat", changed_after)
     data, digest = read_with_digest(os.open(path, os.O_RDONLY))
     assert data == path.read_bytes()
@@ -111,8 +121,9 @@ def test_a_file_that_becomes_shorter_or_longer_is_read_to_its_end(
     assert digest == digest_bytes(data)
 
 
+@pytest.mark.usefixtures("small_files_are_large")
 def test_a_large_file_is_not_in_memory_twice(tmp_path: Path) -> None:
-    size = 8 * digests._PIECE
+    size = 8 * PIECE
     (tmp_path / "file").write_bytes(bytes(size))
     tracemalloc.start()
     try:
