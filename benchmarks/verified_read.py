@@ -21,7 +21,7 @@ BUDGET_SECONDS = 90.0
 
 
 def measure(workspace: Workspace) -> Table:
-    """Store an artifact that does not compress, one that does, and small ones; read each in turns with the plain way."""
+    """Store an artifact that does not compress, one that does, and small ones; read each in turns with a plain read."""
     folder = workspace.new("store")
     store = open_for_writing(str(folder))
     noise = os.urandom(SIZE)

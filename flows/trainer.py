@@ -70,7 +70,8 @@ def ensure(
     ref = session.committed
     if ref is None:
         raise RuntimeError(f"{session.resolved.title} has neither failed nor been committed")
-    return CompiledNetwork(session.store.read_manifest(ref.manifest), ref.committed_at, session.store)
+    manifest = session.store.read_manifest(ref.manifest, node_cache="fill")
+    return CompiledNetwork(manifest, ref.committed_at, session.store)
 
 
 def _run(session: "CompileSession", jobs: int) -> None:
@@ -115,7 +116,8 @@ def load(
         DamagedStoreError: a document of the store is damaged, and none that is not suits.
         BadInputError: a parameter is unknown, or the store cannot be read.
     """
-    opened = open_store(store, storage_options)
+    # Each document says itself if a newer GraphKiln wrote it. The store's format is read if nothing suits.
+    opened = open_store(store, storage_options, checked=False)
     variants = opened.variants(layout.REFS, name, target)
     suiting: list[CompiledNetwork] = []
     others: list[str] = []
@@ -136,6 +138,7 @@ def load(
     if len(suiting) == 1:
         _warn_if_outdated(opened, suiting[0])
         return suiting[0]
+    opened.read_format()
     if damage and not suiting:
         raise damage[0]
     others += [
@@ -163,7 +166,7 @@ def _committed(store: Store, network: str, target: str, variant: Digest) -> Comp
         raise NotCommittedError(
             f"{network} for {target} (variant {variant[:12]}) is not committed", reason="not-committed"
         )
-    return CompiledNetwork(manifest_of(store, ref), ref.committed_at, store)
+    return CompiledNetwork(manifest_of(store, ref, node_cache="use"), ref.committed_at, store)
 
 
 def _misfit(manifest: Manifest, parameters: Mapping[str, Json]) -> str | None:

@@ -55,22 +55,32 @@ def encode(content: bytes) -> tuple[BlobRef, bytes]:
         compressed = _compress(content)
         if len(compressed) < len(content):
             encoding, stored = "zstd", compressed
-    ref = BlobRef(digest_bytes(stored), encoding, len(stored), digest_bytes(content), len(content))
-    return ref, stored
+    content_digest = digest_bytes(content)
+    digest = content_digest if stored is content else digest_bytes(stored)
+    return BlobRef(digest, encoding, len(stored), content_digest, len(content)), stored
 
 
-def decode(ref: BlobRef, stored: bytes) -> bytes:
+def decode(ref: BlobRef, stored: bytes, digest: Digest | None = None) -> bytes:
     """Return the content, once the stored bytes and the content have matched `ref`.
+
+    Args:
+        ref: what is wanted.
+        stored: what is stored.
+        digest: the digest of `stored`, if it has been taken already.
 
     Raises:
         DamagedStoreError: they do not match.
     """
     if len(stored) != ref.stored_size:
         raise DamagedStoreError(f"it has {len(stored)} bytes instead of {ref.stored_size}", reason="wrong-size")
-    if digest_bytes(stored) != ref.digest:
+    if (digest or digest_bytes(stored)) != ref.digest:
         raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
-    content = _decompress(ref, stored) if ref.encoding == "zstd" else stored
-    if len(content) != ref.size or digest_bytes(content) != ref.content_digest:
+    if ref.encoding == "identity":
+        content, content_digest = stored, ref.digest
+    else:
+        content = _decompress(ref, stored)
+        content_digest = digest_bytes(content)
+    if len(content) != ref.size or content_digest != ref.content_digest:
         raise DamagedStoreError("its content does not match what refers to it", reason="wrong-content")
     return content
 

@@ -21,7 +21,7 @@ _DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 # Sizes in bytes from which on a second core is worth it: to hash what is in memory, and to hash what is being read.
 _HASH_IN_THREADS_FROM = 2**22
-_HASH_WHILE_READING_FROM = 2**25
+HASH_WHILE_READING_FROM = 2**25
 _PIECE = 2**20
 _THREADS = 4
 
@@ -34,38 +34,36 @@ def digest_bytes(data: bytes | memoryview) -> Digest:
     return Digest(blake3(data, max_threads=_threads()).hexdigest())
 
 
-def read_with_digest(descriptor: int) -> tuple[bytes, Digest]:
-    """Read a file from its start to its end, close it, and return its bytes and the digest of these very bytes.
+def read_with_digest(descriptor: int, size: int) -> tuple[bytes, Digest]:
+    """Return the bytes of a large file and the digest of these very bytes. Pieces are hashed while the next is read.
+
+    Args:
+        descriptor: the file, at its start.
+        size: its size, for which memory is taken.
 
     Raises:
         OSError: it cannot be read.
     """
-    with open(descriptor, "rb", buffering=0) as file:  # a descriptor has no path
-        size = os.fstat(descriptor).st_size
-        if size < _HASH_WHILE_READING_FROM or _threads() == 1:
-            data = file.read()
-            return data, digest_bytes(data)
-        return _read_large(file, size)
-
-
-def _read_large(file: io.FileIO, size: int) -> tuple[bytes, Digest]:
-    """Hash each piece of a file while the next one is read."""
     from concurrent.futures import ThreadPoolExecutor
 
     hasher = blake3()
     filled = 0
     # Lends its memory out, and gives it back as bytes without a copy.
     stream = io.BytesIO(bytes(size))
-    with stream.getbuffer() as buffer, ThreadPoolExecutor(1) as pool:
+    with (
+        open(descriptor, "rb", buffering=0, closefd=False) as file,  # a descriptor has no path
+        stream.getbuffer() as buffer,
+        ThreadPoolExecutor(1) as pool,
+    ):
         pieces = []
         while read := file.readinto(buffer[filled : filled + _PIECE]):
             pieces.append(pool.submit(hasher.update, buffer[filled : filled + read]))
             filled += read
         for piece in pieces:
             piece.result()
+        # Somebody may have made it longer; then no digest will match, but these are the bytes.
+        rest = file.read()
     stream.truncate(filled)
-    # Somebody may have made it longer; then no digest will match, but these are the bytes.
-    rest = file.read()
     hasher.update(rest)
     data = stream.getvalue()
     return data + rest if rest else data, Digest(hasher.hexdigest())

@@ -7,10 +7,14 @@ the same on a local disk, in memory and on an object store.
 import abc
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.errors import DamagedStoreError
+
+# What is stored in a place: bytes, nothing, or something that is no object. And the same with the digest of the bytes.
+Stored: TypeAlias = bytes | FileNotFoundError | DamagedStoreError
+Hashed: TypeAlias = tuple[bytes, Digest] | FileNotFoundError | DamagedStoreError
 
 
 class Entry(NamedTuple):
@@ -45,17 +49,14 @@ class StoreFilesystem(abc.ABC):
                 it away makes room for an object.
         """
 
-    def read_with_digest(self, path: str) -> tuple[bytes, Digest]:
-        """Return the whole object, and the digest of these very bytes; raises what `read` does."""
-        data = self.read(path)
-        return data, digest_bytes(data)
-
     @abc.abstractmethod
     def create(self, path: str, data: bytes) -> bool:
         """Write an object that does not exist yet, whole or not at all.
 
         Returns:
-            False if there is one already, which stays as it is.
+            False if there is one already, which stays as it is. It may be the caller's own, if the answer to a write
+            over a network was lost and the write repeated: a caller to whom that matters writes what nobody else
+            does, and looks.
         """
 
     @abc.abstractmethod
@@ -102,24 +103,42 @@ class StoreFilesystem(abc.ABC):
         return (entry.path for entry in self.entries(folder))
 
     def read_many(self, paths: Sequence[str]) -> list[bytes | OSError | DamagedStoreError]:
-        """Return for each path the whole object, or what `read` would raise."""
-        return [self._try_read(path) for path in paths]
+        """Return for each path the whole object, or what `read` would raise.
 
-    def create_many(self, objects: Sequence[tuple[str, bytes]]) -> list[bool]:
-        """Write objects of different paths, each as `create` does, and return what it would return of each."""
-        return [self.create(path, data) for path, data in objects]
+        After a fault of the medium the others need not be tried; they get the same fault.
+        """
+        done: list[bytes | OSError | DamagedStoreError] = []
+        for path in paths:
+            try:
+                done.append(self.read(path))
+            except (FileNotFoundError, DamagedStoreError) as error:
+                done.append(error)
+            except OSError as error:
+                return done + [error] * (len(paths) - len(done))
+        return done
+
+    def read_many_with_digests(self, paths: Sequence[str]) -> list[tuple[bytes, Digest] | OSError | DamagedStoreError]:
+        """Return what `read_many` does, and of each object the digest of these very bytes."""
+        return [(item, digest_bytes(item)) if isinstance(item, bytes) else item for item in self.read_many(paths)]
+
+    def create_many(self, objects: Sequence[tuple[str, bytes]]) -> list[bool | OSError]:
+        """Write objects of different paths, and return for each what `create` would return or raise.
+
+        After a fault of the medium the others need not be tried; they get the same fault.
+        """
+        done: list[bool | OSError] = []
+        for path, data in objects:
+            try:
+                done.append(self.create(path, data))
+            except OSError as error:
+                return done + [error] * (len(objects) - len(done))
+        return done
 
     def delete_many(self, paths: Sequence[str]) -> None:
         """Delete objects; it is no error if one is not there, or if something else is in its place."""
         for path in paths:
             with contextlib.suppress(DamagedStoreError):
                 self.delete(path)
-
-    def _try_read(self, path: str) -> bytes | OSError | DamagedStoreError:
-        try:
-            return self.read(path)
-        except (OSError, DamagedStoreError) as error:
-            return error
 
     @abc.abstractmethod
     def sync(self, paths: Iterable[str]) -> None:

@@ -12,14 +12,21 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from graphkiln.storage.digests import Digest, read_with_digest
+from graphkiln.storage.digests import HASH_WHILE_READING_FROM, Digest, digest_bytes, read_with_digest
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
 TEMPORARY_PREFIX = ".tmp-"
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# The umask and the folder decide who may read: a second user of the store must be able to.
+_MODE = 0o666
+
+# Files below this size, in bytes, are read with one call.
+_READ_AT_ONCE = 2**20
 
 
 class LocalFilesystem(StoreFilesystem):
@@ -35,32 +42,54 @@ class LocalFilesystem(StoreFilesystem):
 
     def read(self, path: str) -> bytes:
         """Return the whole object; see the contract."""
-        with open(self._opened(path), "rb") as file:  # noqa: PTH123  # a descriptor has no path
-            return file.read()
+        descriptor, size = self._open(path)
+        try:
+            return _read_whole(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def read_many_with_digests(self, paths: Sequence[str]) -> list[tuple[bytes, Digest] | OSError | DamagedStoreError]:
+        """Hash large files while they are read; see the contract."""
+        found: list[tuple[bytes, Digest] | OSError | DamagedStoreError] = []
+        for path in paths:
+            try:
+                found.append(self.read_with_digest(path))
+            except (OSError, DamagedStoreError) as error:
+                found.append(error)
+        return found
 
     def read_with_digest(self, path: str) -> tuple[bytes, Digest]:
-        """Return the whole object and its digest; see the contract."""
-        return read_with_digest(self._opened(path))
+        """Return the whole object and the digest of these very bytes; raises what `read` does."""
+        descriptor, size = self._open(path)
+        try:
+            if size >= HASH_WHILE_READING_FROM:
+                return read_with_digest(descriptor, size)
+            data = _read_whole(descriptor, size)
+        finally:
+            os.close(descriptor)
+        return data, digest_bytes(data)
 
-    def _opened(self, path: str) -> int:
-        final = self._root / path
+    def _open(self, path: str) -> tuple[int, int]:
+        """Return a descriptor of a file, and its size."""
+        final = self._place(path)
         try:
             # A pipe in an object's place must not make a reader wait for a writer.
             descriptor = os.open(final, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from error
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO) or (error.errno == errno.ENOENT and final.is_symlink()):
+            if error.errno in (errno.ELOOP, errno.ENXIO) or (error.errno == errno.ENOENT and Path(final).is_symlink()):
                 raise _no_file() from error
             raise
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise _no_file()
-        return descriptor
+        return descriptor, status.st_size
 
     def create(self, path: str, data: bytes) -> bool:
         """Link a new object into place; see the contract. Durable only after `sync`."""
-        final = self._root / path
+        final = self._place(path)
         with _temporary(final, data, durable=False) as temporary:
             try:
                 os.link(temporary, final)
@@ -75,6 +104,9 @@ class LocalFilesystem(StoreFilesystem):
                 raise
         return True
 
+    def _place(self, path: str) -> str:
+        return f"{self.url}/{path}"
+
     def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
         """Rename an object into place under a lock on its folder; see the contract."""
         final = self._root / path
@@ -82,8 +114,8 @@ class LocalFilesystem(StoreFilesystem):
         with _locked(final.parent) as folder:
             if not self._holds(path, expected):
                 return False
-            with _temporary(final, data, durable=True) as temporary:
-                temporary.replace(final)
+            with _temporary(str(final), data, durable=True) as temporary:
+                os.replace(temporary, final)  # noqa: PTH105  # the paths of many small objects are text
             os.fsync(folder)
         return True
 
@@ -146,19 +178,27 @@ class LocalFilesystem(StoreFilesystem):
 
 
 @contextlib.contextmanager
-def _temporary(final: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-    final.parent.mkdir(parents=True, exist_ok=True)
-    path = final.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+def _temporary(final: str, data: bytes, *, durable: bool) -> Iterator[str]:
+    folder = final.rpartition("/")[0]
+    path = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     try:
-        # The umask and the folder decide who may read: a second user of the store must be able to.
-        with path.open("xb") as file:
-            file.write(data)
+        descriptor = os.open(path, _NEW, _MODE)
+    except FileNotFoundError:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, _NEW, _MODE)
+    try:
+        try:
+            written = os.write(descriptor, data)
+            while written < len(data):
+                written += os.write(descriptor, memoryview(data)[written:])
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         yield path
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108  # here a path object would take as long as the call
 
 
 @contextlib.contextmanager
@@ -185,6 +225,17 @@ def _files_below(folder: str | Path) -> Iterator["os.DirEntry[str]"]:
             yield from _files_below(path)
         else:
             yield entry
+
+
+def _read_whole(descriptor: int, size: int) -> bytes:
+    if size < _READ_AT_ONCE:
+        # A file object would take as long as all the rest.
+        data = os.read(descriptor, size + 1)
+        if len(data) == size:
+            return data
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as file:  # a descriptor has no path
+        return file.read()
 
 
 def _no_file() -> DamagedStoreError:

@@ -26,6 +26,7 @@ from pathlib import Path
 from graphkiln.storage.digests import Digest, is_digest
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError
 from graphkiln.storage.file_locks import FileLock, locked_soon
+from graphkiln.storage.filesystem import Hashed
 from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
 from graphkiln.storage.locations import user_cache_folder
 from graphkiln.storage.sizes import parse_size
@@ -52,8 +53,7 @@ _LOCK_PREFIX = ".lock-"
 # Holds how many bytes the copies take. Whoever adds one holds its lock for a moment, or for one look at all of them.
 _TOTAL, _TOTAL_DIGITS, _TOTAL_PATIENCE_SECONDS = ".total", 20, 10.0
 
-Fetched = bytes | OSError | DamagedStoreError
-Fetch = Callable[[list[Digest]], Sequence[Fetched]]
+Fetch = Callable[[list[Digest]], Sequence[Hashed]]
 
 _log = logging.getLogger("graphkiln")
 
@@ -81,25 +81,25 @@ class NodeCache:
         self._usable = True
         self._patient = True
 
-    def read(self, digests: Iterable[Digest], fetch: Fetch) -> list[Fetched]:
-        """Return the stored bytes of each digest, from here or from where `fetch` gets them, which leaves copies.
+    def read(self, digests: Iterable[Digest], fetch: Fetch) -> list[Hashed]:
+        """Return what is stored under each digest, from here or from where `fetch` gets it, which leaves copies.
 
         Args:
             digests: what is wanted.
-            fetch: returns for each of a list of digests its stored bytes, checked, or why there are none.
+            fetch: returns for each of a list of digests the bytes that are stored under it and the digest that they
+                have, or why there are none. What does not match is returned, and not kept.
         """
         wanted = list(digests)
-        found: dict[Digest, Fetched] = {}
+        found: dict[Digest, Hashed] = {}
         pause, awaited, last_news = _FIRST_PAUSE_SECONDS, 0, time.monotonic()
         while missing := self._without_copy(wanted, found):
             with contextlib.ExitStack() as locks:
                 mine = [digest for digest in missing if self._is_mine(digest, locks)]
                 # Who held a lock until a moment ago has left a copy.
-                due = self._without_copy(mine, found)
-                for digest, answer in zip(due, fetch(due) if due else (), strict=True):
-                    found[digest] = answer
-                    if isinstance(answer, bytes):
-                        self.keep(digest, answer)
+                if due := self._without_copy(mine, found):
+                    fetched = dict(zip(due, fetch(due), strict=True))
+                    found |= fetched
+                    self.keep(fetched.items())
             if mine or len(missing) != awaited:
                 pause, awaited, last_news = _FIRST_PAUSE_SECONDS, len(missing) - len(mine), time.monotonic()
             elif time.monotonic() > last_news + self._patience_seconds:
@@ -109,24 +109,20 @@ class NodeCache:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return [found[digest] for digest in wanted]
 
-    def keep(self, digest: Digest, stored: bytes) -> None:
-        """Leave a copy for later readers of this host.
-
-        Args:
-            digest: the digest.
-            stored: bytes that have matched it.
-        """
-        path = _place(digest)
-        if not self._usable or len(stored) > self.max_bytes:
-            return
-        with self._doing_without():
-            self._prepare(path)
-            if not (self.folder / path).exists() and self._make_room(len(stored)):
-                self._files.create(path, stored)
+    def keep(self, fetched: Iterable[tuple[Digest, Hashed]]) -> None:
+        """Leave copies of what matches its digest for later readers of this host."""
+        for digest, item in fetched:
+            if not isinstance(item, tuple) or item[1] != digest or len(item[0]) > self.max_bytes or not self._usable:
+                continue
+            path = _place(digest)
+            with self._doing_without():
+                self._prepare(path)
+                if not (self.folder / path).exists() and self._make_room(len(item[0])):
+                    self._files.create(path, item[0])
 
     # ------------------------------------------------------------------ copies
 
-    def _without_copy(self, wanted: Iterable[Digest], found: dict[Digest, Fetched]) -> list[Digest]:
+    def _without_copy(self, wanted: Iterable[Digest], found: dict[Digest, Hashed]) -> list[Digest]:
         """Read the copies of what is wanted and not found yet, and return what has none."""
         missing = []
         for digest in dict.fromkeys(wanted):
@@ -136,7 +132,7 @@ class NodeCache:
             if copy is None:
                 missing.append(digest)
             else:
-                found[digest] = copy
+                found[digest] = copy, digest
         return missing
 
     def _copy_of(self, digest: Digest) -> bytes | None:

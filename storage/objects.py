@@ -7,19 +7,23 @@ warns, and answers None.
 
 import contextlib
 import errno
+import functools
 import logging
 import secrets
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.documents import Body, seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
-from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.filesystem import Hashed, Stored, StoreFilesystem
 from graphkiln.storage.records import QuarantineNote
+
+if TYPE_CHECKING:
+    from graphkiln.storage.node_cache import NodeCache
 
 # A writer that loses this many compare-and-set races in a row is not racing, but broken.
 REPLACE_TRIES = 100
@@ -29,15 +33,29 @@ CREATE_TRIES = 3
 
 _log = logging.getLogger("graphkiln")
 
+# How many bytes of blobs are held at once where none of them is needed any longer.
+BATCH_BYTES = 2**28
+
 Found = TypeVar("Found")
+Item = TypeVar("Item")
+
+# What this host's copies are to a reader of the store. "bypass": nothing. "fill": it reads the store itself, and leaves
+# copies of what was whole. "use": a copy does as well, so that it may not notice what the store has lost.
+NodeCacheUse: TypeAlias = Literal["bypass", "fill", "use"]
 
 
 class ObjectStore:
     """Blobs, and documents at given paths. Safe to share between threads."""
 
-    def __init__(self, filesystem: StoreFilesystem, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        filesystem: StoreFilesystem,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        node_cache: "NodeCache | None" = None,
+    ) -> None:
         self._fs = filesystem
         self._now = now
+        self._node_cache = node_cache
 
     @property
     def url(self) -> str:
@@ -76,8 +94,22 @@ class ObjectStore:
             FileNotFoundError: there is none.
             DamagedStoreError: something else is in its place.
         """
-        with self._medium(path, absence_is_a_fault=False), self._about(path, "an object"):
-            return self._fs.read(path)
+        return _returned(self.read_all([path])[0])
+
+    def read_all(self, paths: Sequence[str]) -> list[Stored]:
+        """Return for each path the stored bytes, unchecked, or what `read_raw` would raise."""
+        return [self._unless_fault(path, item) for path, item in zip(paths, self._fs.read_many(paths), strict=True)]
+
+    def _unless_fault(
+        self, path: str, found: Found | OSError | DamagedStoreError
+    ) -> Found | FileNotFoundError | DamagedStoreError:
+        """Return what was found in a place; raise the fault of the medium, if it is one."""
+        if isinstance(found, DamagedStoreError):
+            return self._damage(path, "an object", found)
+        if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):
+            with self._medium(path):
+                raise found
+        return found
 
     def sync(self, paths: list[str]) -> None:
         """Return once the objects at `paths` would survive a loss of power.
@@ -89,60 +121,127 @@ class ObjectStore:
             self._fs.sync(paths)
 
     def put_blob(self, content: bytes, *, known: Container[Digest] = ()) -> BlobRef:
-        """Store some content and return its reference. A damaged blob in its place is set aside.
+        """Store one content as `put_blobs` does."""
+        return self.put_blobs([content], known=known)[0]
+
+    def put_blobs(self, contents: Sequence[bytes], *, known: Container[Digest] = ()) -> list[BlobRef]:
+        """Store some contents and return their references. Damaged blobs in their places are set aside.
 
         Args:
-            content: the content.
-            known: blobs that were stored before; if one of them is not there any more, a warning says so.
+            contents: the contents.
+            known: blobs that were stored before; of each that is not there any more, a warning says so.
 
         Raises:
             StoreUnavailableError: the medium fails, or what is written is damaged again and again.
         """
-        ref, stored = encode(content)
-        path = layout.by_digest(layout.BLOBS, ref.digest)
-        if self._create_or_mend(path, stored, lambda: self.get_blob(ref, "a blob")) and ref.digest in known:
-            _log.warning("%s/%s was missing: it has been written again", self.url, path)
-        return ref
+        refs: list[BlobRef] = []
+        for batch in in_batches(contents, len):
+            encoded = [encode(content) for content in batch]
+            paths = [layout.by_digest(layout.BLOBS, ref.digest) for ref, _ in encoded]
+            written = self._create_or_mend({path: stored for path, (_, stored) in zip(paths, encoded, strict=True)})
+            refs += [ref for ref, _ in encoded]
+            for path in written:
+                if path.rpartition("/")[2] in known:
+                    _log.warning("%s/%s was missing: it has been written again", self.url, path)
+        return refs
 
-    def get_blob(self, ref: BlobRef, what: str) -> bytes:
-        """Return the content of a blob, once every digest matched.
+    def get_blob(self, ref: BlobRef, what: str, *, node_cache: NodeCacheUse = "bypass") -> bytes:
+        """Return the content of one blob as `get_blobs` does."""
+        return self.get_blobs([(ref, what)], node_cache=node_cache)[0]
+
+    def get_blobs(self, wanted: Sequence[tuple[BlobRef, str]], *, node_cache: NodeCacheUse = "bypass") -> list[bytes]:
+        """Return the contents of some blobs, once every digest of theirs matched.
 
         Args:
-            ref: the blob.
-            what: what it is to the reader, for the message.
+            wanted: the blobs, and what each is to the reader, for the message.
+            node_cache: what this host's copies are to it; see `NodeCacheUse`.
 
         Raises:
-            DamagedStoreError: it is missing or does not match.
+            DamagedStoreError: the first of them that is missing or does not match.
         """
-        path = layout.by_digest(layout.BLOBS, ref.digest)
-        with self._about(path, what):
+        return [_returned(content) for content in self._contents(wanted, node_cache)]
+
+    def damage_of(
+        self, wanted: Sequence[tuple[BlobRef, str]], *, node_cache: NodeCacheUse = "bypass"
+    ) -> Iterator[DamagedStoreError]:
+        """Read some blobs, a bounded number of bytes at once, and iterate over what `get_blobs` would raise."""
+        for batch in in_batches(wanted, lambda item: item[0].stored_size):
+            yield from (found for found in self._contents(batch, node_cache) if isinstance(found, DamagedStoreError))
+
+    def _contents(
+        self, wanted: Sequence[tuple[BlobRef, str]], node_cache: NodeCacheUse
+    ) -> Iterator[bytes | DamagedStoreError]:
+        stored = self._fetch(layout.BLOBS, [ref.digest for ref, _ in wanted], node_cache)
+        for (ref, what), found in zip(wanted, stored, strict=True):
+            path = layout.by_digest(layout.BLOBS, ref.digest)
             try:
-                return decode(ref, self.read_raw(path))
+                yield decode(ref, *_returned(found))
             except FileNotFoundError:
-                raise DamagedStoreError("it is missing", reason="missing") from None
+                yield self._damage(path, what, _missing())
+            except DamagedStoreError as error:
+                yield error if error.path else self._damage(path, what, error)
+
+    def _fetch(self, folder: str, digests: Sequence[Digest], node_cache: NodeCacheUse) -> list[Hashed]:
+        """Return the bytes that are stored under some digests, each with the digest that it has."""
+        fetch = functools.partial(self._fetch_from_store, folder)
+        if self._node_cache is None or node_cache == "bypass":
+            return fetch(digests)
+        if node_cache == "use":
+            return self._node_cache.read(digests, fetch)
+        found = fetch(digests)
+        self._node_cache.keep(zip(digests, found, strict=True))
+        return found
+
+    def _fetch_from_store(self, folder: str, digests: Sequence[Digest]) -> list[Hashed]:
+        paths = [layout.by_digest(folder, digest) for digest in digests]
+        found = self._fs.read_many_with_digests(paths)
+        return [self._unless_fault(path, item) for path, item in zip(paths, found, strict=True)]
 
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
-        with self._about(path, f"the {kind}"):
-            try:
-                data = self.read_raw(path)
-            except FileNotFoundError:
-                return None
-            return unseal(data, kind, body_type)
+        return self._document(path, self.read_all([path])[0], kind, body_type)
 
-    def _create_or_mend(self, path: str, data: bytes, read: Callable[[], object]) -> bool:
-        """Write an object that is named by its digest, unless `read` finds it whole.
+    def _document(self, path: str, found: Stored, kind: str, body_type: type[Body]) -> Body | None:
+        if isinstance(found, FileNotFoundError):
+            return None
+        with self._about(path, f"the {kind}"):
+            return unseal(_returned(found), kind, body_type)
+
+    def _create_or_mend(self, objects: Mapping[str, bytes]) -> list[str]:
+        """Write objects that are named by their digests, unless they are there and whole.
 
         Returns:
-            Whether nothing at all was there, damage included.
+            The paths where nothing at all was, damage included.
         """
+        written: list[str] = []
+        waiting = list(objects)
         for attempt in range(CREATE_TRIES):
-            with self._medium(path):
-                if self._fs.create(path, data):
-                    return attempt == 0
-            if self.mend(read) is not None:
-                return False
-        message = f"{self.url}/{path} was damaged {CREATE_TRIES} times in a row: check the medium and run again"
+            taken: list[str] = []
+            created = self._fs.create_many([(path, objects[path]) for path in waiting])
+            for path, done in zip(waiting, created, strict=True):
+                if isinstance(done, OSError):
+                    with self._medium(path):
+                        raise done
+                if not done:
+                    taken.append(path)
+                elif attempt == 0:
+                    written.append(path)
+            stored = zip(taken, self.read_all(taken), strict=True)
+            differing = [path for path, found in stored if found != objects[path]]
+            waiting = [path for path in differing if self.mend(functools.partial(self._read_as, path, objects)) is None]
+            if not waiting:
+                return written
+        message = f"{self.url}/{waiting[0]} was damaged {CREATE_TRIES} times in a row: check the medium and run again"
         raise StoreUnavailableError(message, reason="contended", retryable=True)
+
+    def _read_as(self, path: str, objects: Mapping[str, bytes]) -> bytes:
+        with self._about(path, "named by its digest"):
+            try:
+                found = self.read_raw(path)
+            except FileNotFoundError:
+                raise _missing() from None
+            if found != objects[path]:
+                raise wrong_digest()
+            return found
 
     def _drop(self, path: str, kind: str) -> None:
         def delete() -> None:
@@ -170,6 +269,11 @@ class ObjectStore:
         message = f"{self.url}/{path} was changed by others {REPLACE_TRIES} times in a row: run again"
         return StoreUnavailableError(message, reason="contended", retryable=True)
 
+    def _damage(self, path: str, what: str, error: DamagedStoreError) -> DamagedStoreError:
+        """Return the error that says where the damage is and what was wanted."""
+        damage = "missing" if error.reason == "missing" else f"damaged: {error}"
+        return DamagedStoreError(f"{self.url}/{path} ({what}) is {damage}", reason=error.reason, path=path)
+
     @contextlib.contextmanager
     def _about(self, path: str, what: str) -> Iterator[None]:
         """Say of every damage where it is and what was wanted."""
@@ -178,8 +282,7 @@ class ObjectStore:
         except DamagedStoreError as error:
             if error.path:
                 raise
-            message = f"{self.url}/{path} ({what}) is {'missing' if error.reason == 'missing' else f'damaged: {error}'}"
-            raise DamagedStoreError(message, reason=error.reason, path=path) from error
+            raise self._damage(path, what, error) from error
         except BadInputError as error:
             raise BadInputError(f"{self.url}/{path} ({what}): {error}", reason=error.reason) from error
 
@@ -206,3 +309,32 @@ class ObjectStore:
                 reason="disk-full" if full else "store-io",
                 retryable=True,
             ) from error
+
+
+def in_batches(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Iterate over lists of items that together have at most `BATCH_BYTES`, unless one alone has more."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        size += size_of(item)
+        if batch and size > BATCH_BYTES:
+            yield batch
+            batch, size = [], size_of(item)
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def _returned(found: Found | OSError | DamagedStoreError) -> Found:
+    if isinstance(found, OSError | DamagedStoreError):
+        raise found
+    return found
+
+
+def _missing() -> DamagedStoreError:
+    return DamagedStoreError("it is missing", reason="missing")
+
+
+def wrong_digest() -> DamagedStoreError:
+    """Return the error of an object whose bytes are not those that its name says."""
+    return DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")

@@ -1,12 +1,14 @@
 """What was made before and still holds: only a result whose every byte is there and matches is one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from graphkiln.storage import layout
+from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import DamagedStoreError
+from graphkiln.storage.objects import NodeCacheUse
 from graphkiln.storage.records import ActionResult, Manifest, RefRecord
 from graphkiln.storage.store import Store
 
@@ -17,6 +19,33 @@ def usable_result(store: Store, key: Digest) -> ActionResult | None:
     Damage is set aside with a warning. If an output is lost, so is the result. A lost log is only a loss of the
     log, for which nothing is compiled again.
     """
+    return usable_results(store, [key])[key]
+
+
+def usable_results(store: Store, keys: Iterable[Digest]) -> dict[Digest, ActionResult | None]:
+    """Return what `usable_result` does of each action. All are read side by side, from the store itself."""
+    found = store.read_actions(list(dict.fromkeys(keys)))
+    results = {key: result for key, result in found.items() if result is not None and result.outputs}
+    blobs = [item for result in results.values() for item in _blobs_of(result)]
+    damaged = {error.path for error in store.damage_of(blobs, node_cache="fill")}
+    whole = {
+        key: result
+        for key, result in results.items()
+        if not any(layout.by_digest(layout.BLOBS, ref.digest) in damaged for ref, _ in _blobs_of(result))
+    }
+    absent = {key for key, result in found.items() if result is None}
+    # Whatever is not in order is looked at again, one by one.
+    return {key: whole.get(key) or (None if key in absent else _mended_result(store, key)) for key in keys}
+
+
+def _blobs_of(result: ActionResult) -> Iterator[tuple[BlobRef, str]]:
+    for name, ref in result.outputs.items():
+        yield ref, f"output {name} of the action {result.key}"
+    if result.log is not None:
+        yield result.log, f"compiler log of the action {result.key}"
+
+
+def _mended_result(store: Store, key: Digest) -> ActionResult | None:
     result = store.mend(lambda: store.read_action(key))
     if result is None:
         return None
@@ -44,13 +73,18 @@ def _with_readable_log(store: Store, result: ActionResult) -> ActionResult:
     return without
 
 
-def manifest_of(store: Store, ref: RefRecord) -> Manifest:
+def manifest_of(store: Store, ref: RefRecord, *, node_cache: NodeCacheUse = "bypass") -> Manifest:
     """Return the manifest that a ref names.
+
+    Args:
+        store: the store.
+        ref: the ref.
+        node_cache: what this host's copies are to the reader.
 
     Raises:
         DamagedStoreError: it is missing, does not match its digest, or is whole but another variant's.
     """
-    manifest = store.read_manifest(ref.manifest)
+    manifest = store.read_manifest(ref.manifest, node_cache=node_cache)
     plan = manifest.plan
     if (plan.network.name, plan.target.name, plan.variant) != (ref.network, ref.target, ref.variant):
         path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)
@@ -67,11 +101,9 @@ def missing_from(store: Store, manifest: Manifest) -> Iterator[DamagedStoreError
         layout.by_digest(layout.ACTIONS, graph.key): f"the action result of {graph.name}" for graph in plan.graphs
     }
     expected[layout.by_variant(layout.PLANS, plan.network.name, plan.target.name, plan.variant)] = "the plan"
-    for path, what in expected.items():
-        try:
-            store.read_raw(path)
-        except FileNotFoundError:
-            message = f"{store.url}/{path} ({what} of {plan.title()}, which is committed) is missing"
+    for path, found in zip(expected, store.read_all(list(expected)), strict=True):
+        if isinstance(found, FileNotFoundError):
+            message = f"{store.url}/{path} ({expected[path]} of {plan.title()}, which is committed) is missing"
             yield DamagedStoreError(message, reason="missing", path=path)
-        except DamagedStoreError as error:
-            yield error
+        elif isinstance(found, DamagedStoreError):
+            yield found

@@ -1,73 +1,140 @@
-"""A store on S3 or what speaks its protocol, with conditional requests.
+"""A store on S3 or what speaks its protocol, with ``If-None-Match`` and ``If-Match`` on ETags.
 
-`create` sends ``If-None-Match: *`` and `replace` and `remove` send ``If-Match`` with the ETag of what was
-compared, so that of all writers of one key exactly one wins. A server that ignores these conditions is found out
-by `Store.prepare_for_writing`, and refused.
-
-A reply that is lost makes the client repeat a write which has happened, and the repetition fails its condition.
-Therefore every conflict is followed by a look at what is there: what holds our bytes is ours. (Blobs hold their
-digest, mutable documents differ from one another, leases hold a nonce.)
+A request that fails for a reason which may pass (throttling, a server's fault, a broken connection) is repeated by
+botocore, after waits that are drawn at random below 1, 2, 4, … seconds: about a minute in all at most. s3fs's own
+repetitions, which would multiply with these, are turned off.
 """
 
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
-from fsspec.asyn import sync as run_async
+from s3fs.core import S3_RETRYABLE_ERRORS
 
-from graphkiln.storage.remote import RemoteFilesystem
+from graphkiln.storage.conditional import ConditionalFilesystem
+from graphkiln.storage.credentials import Credentials
+from graphkiln.storage.filesystem import Entry
+from graphkiln.storage.remote import PARALLEL_REQUESTS
 
-# What S3 and its relatives answer to a condition that does not hold, or to a write that overlaps another.
-_CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_RETRIES = {"mode": "legacy", "max_attempts": 6}
+_RETRY_VARIABLES = ("AWS_RETRY_MODE", "AWS_MAX_ATTEMPTS")
+
+# An answer that breaks off, or a write that overlaps another one, is asked for again so often.
+_TRIES = 6
+_SHORTEST_WAIT_SECONDS = 0.1
+
+_DELETED_AT_ONCE = 1000
+
+_CONDITION_FAILED = ("PreconditionFailed", "412")
+_OVERLAP = ("ConditionalRequestConflict", "OperationAborted", "409")
 _MISSING = ("NoSuchKey", "404", "NotFound")
 
 
-class S3Filesystem(RemoteFilesystem):
+class S3Filesystem(ConditionalFilesystem):
     """A prefix of a bucket."""
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Put with ``If-None-Match: *``; see the contract."""
-        return self._put(path, data, IfNoneMatch="*")
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        given = Credentials(url, options)
+        if given.password:
+            options = {"key": unquote(given.user), "secret": unquote(given.password), **options}
+        config = {"max_pool_connections": PARALLEL_REQUESTS, **options.get("config_kwargs", {})}
+        if not any(os.environ.get(name) for name in _RETRY_VARIABLES):
+            config.setdefault("retries", _RETRIES)
+        super().__init__(given.url, {**options, "config_kwargs": config})
+        self._fs.retries = 1
+        self._bucket, self._prefix, _ = self._fs.split_path(self._path(""))
 
-    def replace(self, path: str, data: bytes, *, expected: bytes | None) -> bool:
-        """Compare, then put with ``If-Match``; see the contract."""
-        if expected is None:
-            return self._put(path, data, IfNoneMatch="*")
-        etag = self._etag_of(path, expected)
-        return etag is not None and self._put(path, data, IfMatch=etag)
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """List objects, with a request for each thousand; see the contract."""
+        prefix = self._prefix + (f"{folder}/" if folder else "")
+        found: list[Entry] = []
+        following: dict[str, str] = {}
+        while True:
+            page = self._run(self._call, "list_objects_v2", {"Prefix": prefix, **following})
+            for item in page.get("Contents", ()):
+                path = item["Key"].removeprefix(self._prefix)
+                if path and not path.endswith("/"):  # what some tools put in the place of a folder
+                    found.append(Entry(path, item["Size"], item["LastModified"].timestamp()))
+            if not page.get("IsTruncated"):
+                break
+            following = {"ContinuationToken": page["NextContinuationToken"]}
+        # S3 lists in this order, but not everything that speaks its protocol does.
+        yield from sorted(found)
 
-    def remove(self, path: str, *, expected: bytes) -> bool:
-        """Compare, then delete with ``If-Match``; see the contract."""
-        etag = self._etag_of(path, expected)
-        if etag is None:
-            return False
-        return self._call("delete_object", path, IfMatch=etag) is not None
-
-    def _put(self, path: str, data: bytes, **condition: str) -> bool:
-        if self._call("put_object", path, Body=data, **condition) is not None:
-            return True
-        try:
-            return self.read(path) == data and "IfMatch" in condition
-        except FileNotFoundError:
-            return False
-
-    def _etag_of(self, path: str, expected: bytes) -> str | None:
-        """Return the ETag of the object if it holds `expected`."""
-        found = self._call("get_object", path)
-        if found is None:
-            return None
-        body: bytes = run_async(self._fs.loop, found["Body"].read)
-        etag: str = found["ETag"]
-        return etag if body == expected else None
-
-    def _call(self, operation: str, path: str, **arguments: Any) -> Any:
-        """Make one request; None if its condition does not hold, or there is no such object."""
-        bucket, key, _ = self._fs.split_path(self._path(path))
-        with self._faults():
+    async def _get(self, path: str) -> tuple[bytes, str]:
+        tries = 0
+        while True:
+            answer = await self._call("get_object", {"Key": self._prefix + path})
             try:
-                return self._fs.call_s3(operation, Bucket=bucket, Key=key, **arguments)
+                async with answer["Body"] as body:
+                    return await body.read(), answer["ETag"]
+            except S3_RETRYABLE_ERRORS:  # it broke off
+                tries += 1
+                if tries == _TRIES:
+                    raise
+            await _wait(tries)
+
+    async def _put(self, path: str, data: bytes, version: str | None) -> bool:
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        tries = 0
+        while True:
+            try:
+                await self._call("put_object", {"Key": self._prefix + path, "Body": data, **condition})
             except OSError as error:
-                if _code(error) in (*_CONFLICTS, *_MISSING):
-                    return None
-                raise
+                if _condition_failed(error, version):
+                    return False
+                tries += 1
+                if _code(error) not in _OVERLAP or tries == _TRIES:
+                    raise
+            else:
+                return True
+            await _wait(tries)
+
+    async def _delete(self, path: str, version: str | None) -> bool:
+        condition = {} if version is None else {"IfMatch": version}
+        try:
+            await self._call("delete_object", {"Key": self._prefix + path, **condition})
+        except OSError as error:
+            if _condition_failed(error, version):
+                return False
+            raise
+        return True
+
+    async def _delete_many(self, paths: Sequence[str]) -> None:
+        batches = [paths[at : at + _DELETED_AT_ONCE] for at in range(0, len(paths), _DELETED_AT_ONCE)]
+        left: list[str] = []
+        for answer in await self._all_of(self._delete_batch, [(batch,) for batch in batches]):
+            if isinstance(answer, OSError):
+                raise answer
+            left += answer
+        # One by one, each is repeated if that may help, and says what is wrong if not.
+        await super()._delete_many(left)
+
+    async def _delete_batch(self, paths: Sequence[str]) -> list[str]:
+        """Delete at most a thousand objects with one request, and return those that the server could not delete."""
+        keys = [{"Key": self._prefix + path} for path in paths]
+        answer = await self._call("delete_objects", {"Delete": {"Objects": keys, "Quiet": True}})
+        return [item["Key"].removeprefix(self._prefix) for item in answer.get("Errors", ())]
+
+    async def _call(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        try:
+            return await self._fs._call_s3(operation, Bucket=self._bucket, **arguments)
+        except OSError as error:
+            if _code(error) == "NoSuchBucket":
+                raise NotADirectoryError(errno.ENOTDIR, f"there is no bucket {self._bucket}") from error
+            raise
+
+
+async def _wait(tries: int) -> None:
+    await asyncio.sleep(random.uniform(0, _SHORTEST_WAIT_SECONDS * 2**tries))  # noqa: S311  # nothing secret about it
+
+
+def _condition_failed(error: OSError, version: str | None) -> bool:
+    return _code(error) in (_CONDITION_FAILED if version is None else (*_CONDITION_FAILED, *_MISSING))
 
 
 def _code(error: OSError) -> str:

@@ -1,19 +1,21 @@
 """The store: its documents, each at its place. Nothing here decides what to compile."""
 
+import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from graphkiln.storage import layout
 from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
+from graphkiln.storage.filesystem import Stored, StoreFilesystem
 from graphkiln.storage.keys import action_key
-from graphkiln.storage.local import TEMPORARY_PREFIX
+from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
 from graphkiln.storage.locations import open_filesystem, user_cache_folder
-from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
+from graphkiln.storage.objects import REPLACE_TRIES, NodeCacheUse, ObjectStore, wrong_digest
 from graphkiln.storage.records import (
     ActionResult,
     FailureRecord,
@@ -22,6 +24,9 @@ from graphkiln.storage.records import (
     RefRecord,
     StoreFormat,
 )
+
+if TYPE_CHECKING:
+    from graphkiln.storage.node_cache import NodeCache
 
 FORMAT_VERSION = 1
 
@@ -46,14 +51,15 @@ def open_store(url: str | None = None, options: Mapping[str, Any] | None = None,
     Args:
         url: where it is; `default_url()` if None.
         options: what fsspec passes to the file system.
-        checked: whether to read the store's format; only a verification does without.
+        checked: whether to read the store's format first, else the caller does if what it looks for is not there.
 
     Raises:
-        BadInputError: the URL cannot be opened, or a newer GraphKiln wrote the store.
+        BadInputError: the URL cannot be opened, a newer GraphKiln wrote the store, or the environment names a node
+            cache that cannot be.
         DamagedStoreError: the store's format file is damaged, or missing though the store is in use.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options))
+    store = _opened(url, options)
     if checked:
         store.read_format()
     return store
@@ -63,12 +69,26 @@ def open_for_writing(url: str | None = None, options: Mapping[str, Any] | None =
     """Return a store that can be written; a damaged format file is written again, with a warning.
 
     Raises:
-        BadInputError: the URL cannot be opened, the store cannot be written, or a newer GraphKiln wrote it.
+        BadInputError: the URL cannot be opened, the store cannot be written, a newer GraphKiln wrote it, or the
+            environment names a node cache that cannot be.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options))
+    store = _opened(url, options)
     store.prepare_for_writing()
     return store
+
+
+def _opened(url: str | None, options: Mapping[str, Any] | None) -> "Store":
+    filesystem = open_filesystem(url or default_url(), options)
+    return Store(filesystem, node_cache=_node_cache_for(filesystem))
+
+
+def _node_cache_for(filesystem: StoreFilesystem) -> "NodeCache | None":
+    if isinstance(filesystem, LocalFilesystem) or filesystem.url.startswith("memory:"):
+        return None  # what is as near as any copy
+    from graphkiln.storage.node_cache import default_node_cache  # a local store needs none of it
+
+    return default_node_cache()
 
 
 class Store(ObjectStore):
@@ -136,7 +156,20 @@ class Store(ObjectStore):
     def read_action(self, key: Digest) -> ActionResult | None:
         """Return the result of an action, or None. Its blobs are not checked by this."""
         path = layout.by_digest(layout.ACTIONS, key)
-        result = self._read_document(path, "action result", ActionResult)
+        return self._action(key, self.read_all([path])[0])
+
+    def read_actions(self, keys: Sequence[Digest]) -> dict[Digest, ActionResult | None]:
+        """Return what `read_action` does of each action but those whose results are damaged."""
+        paths = [layout.by_digest(layout.ACTIONS, key) for key in keys]
+        results: dict[Digest, ActionResult | None] = {}
+        for key, found in zip(keys, self.read_all(paths), strict=True):
+            with contextlib.suppress(DamagedStoreError):
+                results[key] = self._action(key, found)
+        return results
+
+    def _action(self, key: Digest, found: Stored) -> ActionResult | None:
+        path = layout.by_digest(layout.ACTIONS, key)
+        result = self._document(path, found, "action result", ActionResult)
         if result is not None and result.key != key:
             raise self._misplaced(path, f"the action {result.key}")
         if result is not None and action_key(result.parts) != key:
@@ -229,20 +262,26 @@ class Store(ObjectStore):
         path = layout.by_variant(layout.PLANS, plan.network.name, plan.target.name, plan.variant)
         self._replace(path, seal("plan", document))
 
-    def read_manifest(self, digest: Digest) -> Manifest:
+    def read_manifest(self, digest: Digest, *, node_cache: NodeCacheUse = "bypass") -> Manifest:
         """Return a manifest.
+
+        Args:
+            digest: its name.
+            node_cache: what this host's copies are to it.
 
         Raises:
             DamagedStoreError: it is missing or does not match its digest.
         """
         path = layout.by_digest(layout.MANIFESTS, digest)
         with self._about(path, "a manifest"):
-            try:
-                data = self.read_raw(path)
-            except FileNotFoundError:
-                raise DamagedStoreError("it is missing", reason="missing") from None
-            if digest_bytes(data) != digest:
-                raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
+            found = self._fetch(layout.MANIFESTS, [digest], node_cache)[0]
+            if isinstance(found, FileNotFoundError):
+                raise DamagedStoreError("it is missing", reason="missing")
+            if isinstance(found, DamagedStoreError):
+                raise found
+            data, actual = found
+            if actual != digest:
+                raise wrong_digest()
             manifest = unseal(data, "manifest", Manifest)
             planned = {graph.name for graph in manifest.plan.graphs}
             if planned != manifest.artifacts.keys() or not all(manifest.artifacts.values()):
@@ -264,7 +303,7 @@ class Store(ObjectStore):
         data = seal("manifest", manifest)
         digest = digest_bytes(data)
         path = layout.by_digest(layout.MANIFESTS, digest)
-        self._create_or_mend(path, data, lambda: self.read_manifest(digest))
+        self._create_or_mend({path: data})
         self.sync([path])
         return digest
 

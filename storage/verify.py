@@ -176,10 +176,10 @@ class _Verifier:
             self._blobs([graph.payload], f"the payload of {graph.name} in {plan.title()}")
 
     def _blobs(self, refs: Iterable[BlobRef], what: str) -> None:
-        for ref in refs:
-            if ref not in self._read:
-                self._read.add(ref)
-                self._check(functools.partial(self._store.get_blob, ref, what))
+        new = dict.fromkeys(ref for ref in refs if ref not in self._read)
+        self._read.update(new)
+        for error in self._store.damage_of([(ref, what) for ref in new]):
+            self._note(error.path, "damage", str(error))
 
     def _raw(self, path: str) -> bytes | None:
         """Return what is stored, or None if somebody has taken it away since its name was read."""

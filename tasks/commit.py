@@ -12,8 +12,8 @@ from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import CompileFailedError
-from graphkiln.storage.records import Manifest, Plan, PlannedGraph, RefRecord
-from graphkiln.storage.results import usable_result
+from graphkiln.storage.records import Manifest, Plan, RefRecord
+from graphkiln.storage.results import usable_results
 from graphkiln.storage.store import Store
 from graphkiln.tasks.outcome import GraphOutcome
 
@@ -35,9 +35,9 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
         CompileFailedError: a kernel graph of the plan has not compiled. Nothing is written.
         DamagedStoreError: something is not what was written. Nothing is written.
     """
-    artifacts = {graph.name: _verified_artifact(graph, outcomes, store) for graph in plan.graphs}
-    for graph in plan.graphs:
-        store.get_blob(graph.payload, f"the payload of {graph.name}")
+    artifacts = _verified_artifacts(plan, outcomes, store)
+    for damage in store.damage_of([(graph.payload, f"the payload of {graph.name}") for graph in plan.graphs]):
+        raise damage
     store.sync(_named_paths(plan, artifacts))
     manifest = Manifest(plan=plan, artifacts=artifacts)
     known = store.holds_manifest(manifest)
@@ -46,14 +46,22 @@ def commit_manifest(plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Sto
     return _move_ref(plan, digest, store, known=known)
 
 
-def _verified_artifact(graph: PlannedGraph, outcomes: Mapping[str, GraphOutcome], store: Store) -> dict[str, BlobRef]:
-    outcome = outcomes.get(graph.name)
-    if outcome is not None and not outcome.succeeded:
-        raise CompileFailedError(f"kernel graph {graph.name} did not compile: {outcome.message}", reason="not-compiled")
-    result = usable_result(store, graph.key)
-    if result is None:
-        raise CompileFailedError(f"kernel graph {graph.name} has no result: compile it", reason="not-compiled")
-    return dict(result.outputs)
+def _verified_artifacts(
+    plan: Plan, outcomes: Mapping[str, GraphOutcome], store: Store
+) -> dict[str, dict[str, BlobRef]]:
+    for outcome in outcomes.values():
+        if not outcome.succeeded:
+            raise CompileFailedError(
+                f"kernel graph {outcome.name} did not compile: {outcome.message}", reason="not-compiled"
+            )
+    results = usable_results(store, [graph.key for graph in plan.graphs])
+    artifacts: dict[str, dict[str, BlobRef]] = {}
+    for graph in plan.graphs:
+        result = results[graph.key]
+        if result is None:
+            raise CompileFailedError(f"kernel graph {graph.name} has no result: compile it", reason="not-compiled")
+        artifacts[graph.name] = dict(result.outputs)
+    return artifacts
 
 
 def _named_paths(plan: Plan, artifacts: Mapping[str, Mapping[str, BlobRef]]) -> list[str]:

@@ -46,13 +46,14 @@ def _compile_job(plan: Plan, graph: PlannedGraph, payload: bytes) -> CompileJob:
 
 
 def _store_result(plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, bytes]], store: Store) -> ActionResult:
-    outputs = {name: store.put_blob(content) for name, content in made.value.items()}
+    # The log last, so that it may be missing.
+    refs = store.put_blobs([*made.value.values(), *([made.log] if made.log else [])])
     result = store.write_action(
         ActionResult(
             key=graph.key,
             parts=parts_of(plan, graph),
-            outputs=outputs,
-            log=store.put_blob(made.log) if made.log else None,
+            outputs=dict(zip(made.value, refs, strict=False)),
+            log=refs[-1] if made.log else None,
             stats=_stats(made.seconds, made.peak_memory_bytes),
         )
     )

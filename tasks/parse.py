@@ -26,8 +26,8 @@ def store_plan(resolved: ResolvedNetwork, parsed: Sequence[KernelGraph], store: 
     current = store.mend(lambda: store.read_plan(resolved.network.name, resolved.target.name, resolved.variant))
     known = {graph.payload.digest for graph in current.plan.graphs} if current else set()
     graphs = []
-    for graph in parsed:
-        payload = store.put_blob(graph.payload, known=known)
+    payloads = store.put_blobs([graph.payload for graph in parsed], known=known)
+    for graph, payload in zip(parsed, payloads, strict=True):
         parts = compile_parts(resolved.target, resolved.toolchain, payload.content_digest, graph.payload_format)
         graphs.append(
             PlannedGraph(

@@ -99,5 +99,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self._upstream is not None:
             self._upstream.close()
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *_: object) -> None:
         """Print nothing."""

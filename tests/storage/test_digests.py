@@ -1,12 +1,12 @@
-import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from blake3 import blake3
 
-from graphkiln.storage import digests
+from graphkiln.storage import digests, local
 from graphkiln.storage.digests import Digest, digest_bytes, digest_file, is_digest, read_with_digest
 from graphkiln.storage.local import LocalFilesystem
 from tests.storage.samples import noise
@@ -39,7 +39,7 @@ def test_digests_are_those_that_the_authors_of_blake3_published(length: int, dig
     assert digest_bytes(data) == digest
     assert digest_bytes(memoryview(data)) == digest
     assert digest_file(tmp_path / "file") == digest
-    assert read_with_digest(os.open(tmp_path / "file", os.O_RDONLY)) == (data, digest)
+    assert LocalFilesystem(tmp_path).read_with_digest("file") == (data, digest)
     assert is_digest(digest)
 
 
@@ -51,31 +51,35 @@ def test_a_file_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
 PIECE = digests._PIECE
 
 
-@pytest.fixture
-def small_files_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of more than a piece are hashed while they are read, as if there were two cores."""
-    monkeypatch.setattr(digests, "_threads", lambda: 2)
-    monkeypatch.setattr(digests, "_HASH_WHILE_READING_FROM", PIECE)
+def opened(path: Path, read: Callable[[int, int], tuple[bytes, Digest]]) -> tuple[bytes, Digest]:
+    with path.open("rb") as file:
+        return read(file.fileno(), path.stat().st_size)
 
 
-SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, digests._HASH_IN_THREADS_FROM, 3 * PIECE + 1]
+SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, digests._HASH_IN_THREADS_FROM, 5 * PIECE + 1]
 
 
-@pytest.mark.usefixtures("small_files_are_large")
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_file_is_read_with_its_digest(
-    size: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "_threads", lambda: threads)
+def test_a_file_is_read_with_its_digest(size: int, tmp_path: Path) -> None:
     data = noise(size)
     (tmp_path / "file").write_bytes(data)
     expected = digest_file(tmp_path / "file")
+    assert opened(tmp_path / "file", read_with_digest) == (data, expected)
     assert LocalFilesystem(tmp_path).read_with_digest("file") == (data, expected)
     assert digest_bytes(data) == expected
 
 
-@pytest.mark.usefixtures("small_files_are_large")
+def test_large_files_are_hashed_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "HASH_WHILE_READING_FROM", PIECE)
+    monkeypatch.setattr(local, "digest_bytes", None)
+    data = noise(PIECE)
+    (tmp_path / "large").write_bytes(data)
+    assert LocalFilesystem(tmp_path).read_with_digest("large") == (data, digest_bytes(data))
+    (tmp_path / "small").write_bytes(data[1:])
+    with pytest.raises(TypeError, match="not callable"):
+        LocalFilesystem(tmp_path).read_with_digest("small")
+
+
 def test_what_is_hashed_is_what_is_returned_though_others_write_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,40 +98,26 @@ def test_what_is_hashed_is_what_is_returned_though_others_write_meanwhile(
             return hasher.hexdigest()
 
     monkeypatch.setattr(digests, "blake3", Overwriting)
-    data, digest = read_with_digest(os.open(path, os.O_RDONLY))
+    data, digest = opened(path, read_with_digest)
     assert digest == blake3(data).hexdigest()
 
 
-@pytest.mark.usefixtures("small_files_are_large")
-@pytest.mark.parametrize("change", [-100, 4])
-def test_a_file_that_becomes_shorter_or_longer_is_read_to_its_end(
-    change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("change", [-100, 0, 4])
+def test_a_file_that_becomes_shorter_or_longer_is_read_to_its_end(change: int, tmp_path: Path) -> None:
     size = 3 * PIECE
     path = tmp_path / "file"
     path.write_bytes(noise(size))
-    fstat = os.fstat
-
-    def changed_after(descriptor: int) -> os.stat_result:
-        found = fstat(descriptor)
-        monkeypatch.setattr(os, "fstat", fstat)
-        os.truncate(path, size + change)
-        return found
-
-    monkeypatch.setattr(os, "fstat", changed_after)
-    data, digest = read_with_digest(os.open(path, os.O_RDONLY))
+    data, digest = opened(path, lambda descriptor, _: read_with_digest(descriptor, size + change))
     assert data == path.read_bytes()
-    assert len(data) == size + change
     assert digest == digest_bytes(data)
 
 
-@pytest.mark.usefixtures("small_files_are_large")
 def test_a_large_file_is_not_in_memory_twice(tmp_path: Path) -> None:
     size = 8 * PIECE
     (tmp_path / "file").write_bytes(bytes(size))
     tracemalloc.start()
     try:
-        data, _ = read_with_digest(os.open(tmp_path / "file", os.O_RDONLY))
+        data, _ = opened(tmp_path / "file", read_with_digest)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -17,7 +17,8 @@ import pytest
 
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
-from graphkiln.storage.node_cache import Fetched, NodeCache, default_node_cache
+from graphkiln.storage.filesystem import Hashed
+from graphkiln.storage.node_cache import NodeCache, default_node_cache
 from tests.storage.mounts import Mount, mounted_at
 from tests.storage.samples import HARMS, noise
 
@@ -25,15 +26,21 @@ ROOMY = 10**9
 CONTENTS = [b"", b"x", noise(5000), noise(100_000)]
 
 
+def hashed(content: bytes) -> tuple[bytes, Digest]:
+    return content, digest_bytes(content)
+
+
 class Remote:
     """What the store holds, and what was asked of it."""
 
     def __init__(self, contents: Sequence[bytes]) -> None:
-        self.objects: dict[Digest, Fetched] = {digest_bytes(content): content for content in contents}
+        self.objects: dict[Digest, Hashed] = {}
+        for content in contents:
+            self.objects[digest_bytes(content)] = hashed(content)
         self.digests = list(self.objects)
         self.asked: list[list[Digest]] = []
 
-    def fetch(self, digests: list[Digest]) -> list[Fetched]:
+    def fetch(self, digests: list[Digest]) -> list[Hashed]:
         self.asked.append(digests)
         return [self.objects[digest] for digest in digests]
 
@@ -52,6 +59,20 @@ def cache(tmp_path: Path) -> NodeCache:
     return NodeCache(tmp_path / "node" / "blobs", ROOMY)
 
 
+def got(cache: NodeCache, digests: list[Digest], fetch: Callable[[list[Digest]], list[Hashed]]) -> list[object]:
+    """What is read, without the digests that matched."""
+    found = cache.read(digests, fetch)
+    assert [item[1] for item in found if isinstance(item, tuple)] == [
+        digest for digest, item in zip(digests, found, strict=True) if isinstance(item, tuple)
+    ]
+    return [item[0] if isinstance(item, tuple) else item for item in found]
+
+
+def content_of(remote: Remote, digest: Digest) -> object:
+    item = remote.objects[digest]
+    return item[0] if isinstance(item, tuple) else item
+
+
 def copy_of(cache: NodeCache, digest: Digest) -> Path:
     return cache.folder / digest[:2] / digest
 
@@ -61,7 +82,7 @@ def copies(cache: NodeCache) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in cache.folder.glob("??/*") if not path.name.startswith(".")}
 
 
-def refuse(digests: list[Digest]) -> list[Fetched]:
+def refuse(digests: list[Digest]) -> list[Hashed]:
     raise AssertionError(f"fetched {digests}")
 
 
@@ -69,56 +90,64 @@ def refuse(digests: list[Digest]) -> list[Fetched]:
 
 
 def test_what_was_fetched_is_read_from_here_by_all_readers(cache: NodeCache, remote: Remote) -> None:
-    assert cache.read(remote.digests, remote.fetch) == CONTENTS
+    assert got(cache, remote.digests, remote.fetch) == CONTENTS
     assert remote.take_asked() == [remote.digests]
     backwards = [*remote.digests[::-1], remote.digests[0]]
     for reader in (cache, NodeCache(cache.folder, ROOMY)):
-        assert reader.read(backwards, refuse) == [*CONTENTS[::-1], CONTENTS[0]]
-        assert reader.read([], refuse) == []
+        assert got(reader, backwards, refuse) == [*CONTENTS[::-1], CONTENTS[0]]
+        assert got(reader, [], refuse) == []
 
 
 def test_only_what_is_missing_is_fetched_and_each_digest_once(cache: NodeCache, remote: Remote) -> None:
     first, second, *_ = remote.digests
-    assert cache.read([second], remote.fetch) == [CONTENTS[1]]
-    assert cache.read([first, second, first], remote.fetch) == [CONTENTS[0], CONTENTS[1], CONTENTS[0]]
+    assert got(cache, [second], remote.fetch) == [CONTENTS[1]]
+    assert got(cache, [first, second, first], remote.fetch) == [CONTENTS[0], CONTENTS[1], CONTENTS[0]]
     assert remote.take_asked() == [[second], [first]]
 
 
 def test_nothing_is_touched_before_something_is_read(cache: NodeCache) -> None:
     assert not cache.folder.parent.exists()
-    assert cache.read([], refuse) == []
+    assert got(cache, [], refuse) == []
     assert not cache.folder.parent.exists()
 
 
 def test_what_cannot_be_fetched_is_said_and_not_kept(cache: NodeCache, remote: Remote) -> None:
     lost, well = remote.digests[1:3]
-    errors: list[OSError | DamagedStoreError] = [
+    errors: list[FileNotFoundError | DamagedStoreError] = [
         FileNotFoundError(errno.ENOENT, "gone"),
         DamagedStoreError("its bytes do not match its digest"),
     ]
     for error in errors:
         remote.objects[lost] = error
-        assert cache.read([lost, well], remote.fetch) == [error, CONTENTS[2]]
+        assert got(cache, [lost, well], remote.fetch) == [error, CONTENTS[2]]
     assert remote.take_asked() == [[lost, well], [lost]]
     assert copies(cache).keys() == {well}
-    remote.objects[lost] = CONTENTS[1]
-    assert cache.read([lost], remote.fetch) == [CONTENTS[1]]
+    remote.objects[lost] = hashed(CONTENTS[1])
+    assert got(cache, [lost], remote.fetch) == [CONTENTS[1]]
+
+
+def test_what_does_not_match_its_digest_is_returned_and_not_kept(cache: NodeCache, remote: Remote) -> None:
+    wrong = hashed(b"something else")
+    remote.objects[remote.digests[0]] = wrong
+    for _ in range(2):
+        assert cache.read(remote.digests[:1], remote.fetch) == [wrong]
+        cache.keep([(remote.digests[0], wrong)])
+    assert copies(cache) == {}
 
 
 def test_a_fetch_that_fails_as_a_whole_keeps_nobody_from_trying_again(cache: NodeCache, remote: Remote) -> None:
-    def fail(digests: list[Digest]) -> list[Fetched]:
+    def fail(digests: list[Digest]) -> list[Hashed]:
         raise StoreUnavailableError("the network is down", reason="store-io", retryable=True)
 
     with pytest.raises(StoreUnavailableError):
         cache.read(remote.digests, fail)
-    assert cache.read(remote.digests, remote.fetch) == CONTENTS
+    assert got(cache, remote.digests, remote.fetch) == CONTENTS
 
 
 def test_what_is_kept_by_a_writer_is_read_from_here(cache: NodeCache, remote: Remote) -> None:
-    for digest, content in zip(remote.digests, CONTENTS, strict=True):
-        for _ in range(2):
-            cache.keep(digest, content)
-    assert cache.read(remote.digests, refuse) == CONTENTS
+    for _ in range(2):
+        cache.keep(remote.objects.items())
+    assert got(cache, remote.digests, refuse) == CONTENTS
 
 
 def test_a_name_that_is_no_digest_is_no_path(cache: NodeCache, remote: Remote) -> None:
@@ -126,7 +155,7 @@ def test_a_name_that_is_no_digest_is_no_path(cache: NodeCache, remote: Remote) -
         with pytest.raises(ValueError, match="is not a digest"):
             cache.read([Digest(name)], remote.fetch)
         with pytest.raises(ValueError, match="is not a digest"):
-            cache.keep(Digest(name), b"x")
+            cache.keep([(Digest(name), (b"x", Digest(name)))])
 
 
 # ---------------------------------------------------------------------- damage
@@ -146,7 +175,7 @@ def test_a_damaged_copy_is_fetched_again_and_mended(
     else:
         path.write_bytes(change(content))
     for _ in range(2):
-        assert cache.read(remote.digests, remote.fetch) == [content]
+        assert got(cache, remote.digests, remote.fetch) == [content]
     assert len(remote.asked) == 2
     assert path.read_bytes() == content
     assert [str(path) in record.getMessage() for record in caplog.records] == ([True] if change else [])
@@ -173,8 +202,8 @@ def test_something_else_in_the_place_of_a_copy_makes_way(cache: NodeCache, remot
     path = copy_of(cache, digest)
     path.unlink()
     ODD[odd](path)
-    assert cache.read([digest], remote.fetch) == [CONTENTS[2]]
-    assert cache.read([digest], refuse) == [CONTENTS[2]]
+    assert got(cache, [digest], remote.fetch) == [CONTENTS[2]]
+    assert got(cache, [digest], refuse) == [CONTENTS[2]]
     assert path.is_file()
 
 
@@ -213,11 +242,11 @@ def test_it_stays_within_its_bound_and_gives_what_does_not_fit(tmp_path: Path) -
     remote = Remote(contents)
     cache = NodeCache(tmp_path / "blobs", 5000)
     for digest, content in zip(remote.digests, contents, strict=True):
-        assert cache.read([digest], remote.fetch) == [content]
+        assert got(cache, [digest], remote.fetch) == [content]
         assert sum(copies(cache).values()) <= 5000
     large = Remote([noise(5001)])
     for _ in range(2):
-        assert cache.read(large.digests, large.fetch) == [noise(5001)]
+        assert got(cache, large.digests, large.fetch) == [noise(5001)]
     assert len(large.asked) == 2
     assert copies(cache)
 
@@ -229,7 +258,7 @@ def test_many_who_add_at_once_stay_within_the_bound(tmp_path: Path) -> None:
     def add(part: int) -> None:
         cache = NodeCache(folder, 20_000)
         for digest in remote.digests[part::4]:
-            assert cache.read([digest], remote.fetch) == [remote.objects[digest]]
+            assert got(cache, [digest], remote.fetch) == [content_of(remote, digest)]
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(4)))
@@ -267,7 +296,7 @@ fetched = []
 
 def fetch(digests):
     fetched.extend(digests)
-    return [contents[digest] for digest in digests]
+    return [(contents[digest], digest) for digest in digests]
 
 cache, order = NodeCache(Path(folder), 10**9), list(contents)
 random.Random(int(seed)).shuffle(order)
@@ -275,7 +304,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 while order:
     part = [order.pop() for _ in range(6)]
-    assert cache.read(part, fetch) == [contents[digest] for digest in part]
+    assert cache.read(part, fetch) == [(contents[digest], digest) for digest in part]
 print(*fetched, flush=True)
 """
 
@@ -315,7 +344,7 @@ def test_threads_of_one_process_fetch_each_digest_once(cache: NodeCache) -> None
 
     def read(part: int) -> None:
         order = remote.digests[part:] + remote.digests[:part]
-        assert cache.read(order, remote.fetch) == [remote.objects[digest] for digest in order]
+        assert got(cache, order, remote.fetch) == [content_of(remote, digest) for digest in order]
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read, range(0, 40, 5)))
@@ -357,7 +386,7 @@ def test_when_who_fetches_is_killed_another_one_does(
 
     monkeypatch.setattr(time, "sleep", pause)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(cache.read, remote.digests, remote.fetch)
+        reading = pool.submit(got, cache, remote.digests, remote.fetch)
         assert waited.wait(30)
         assert not remote.asked
         hanging.kill()
@@ -370,22 +399,22 @@ def test_nobody_waits_for_ever_nor_twice(
 ) -> None:
     impatient = NodeCache(cache.folder, ROOMY, patience_seconds=0.05)
     for digest, content in zip(remote.digests, CONTENTS, strict=True):
-        assert impatient.read([digest], remote.fetch) == [content]
+        assert got(impatient, [digest], remote.fetch) == [content]
     assert ["waiting no longer" in record.getMessage() for record in caplog.records] == [True]
     # What it has fetched is there for the others, who need not wait either.
-    assert cache.read(remote.digests, refuse) == CONTENTS
+    assert got(cache, remote.digests, refuse) == CONTENTS
 
 
 # ---------------------------------------------------------------------- nothing that happens to it hurts
 
 
 def test_deleted_while_it_is_used_it_is_made_again(cache: NodeCache, remote: Remote) -> None:
-    def fetch_and_delete(digests: list[Digest]) -> list[Fetched]:
+    def fetch_and_delete(digests: list[Digest]) -> list[Hashed]:
         shutil.rmtree(cache.folder.parent)
         return remote.fetch(digests)
 
-    assert cache.read(remote.digests, fetch_and_delete) == CONTENTS
-    assert cache.read(remote.digests, refuse) == CONTENTS
+    assert got(cache, remote.digests, fetch_and_delete) == CONTENTS
+    assert got(cache, remote.digests, refuse) == CONTENTS
     assert cache.folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -402,7 +431,9 @@ def test_readers_while_it_is_emptied_get_what_they_want(cache: NodeCache) -> Non
         pool.submit(empty)
         try:
             for _ in range(5):
-                assert cache.read(remote.digests, remote.fetch) == list(remote.objects.values())
+                assert got(cache, remote.digests, remote.fetch) == [
+                    content_of(remote, digest) for digest in remote.digests
+                ]
         finally:
             done.set()
 
@@ -423,13 +454,13 @@ def test_on_a_full_disk_a_run_goes_on_without_it(disk: Mount, caplog: pytest.Log
     cache = NodeCache(disk.path / "node" / "blobs", ROOMY)
     for _ in range(2):
         for digest, content in zip(remote.digests, contents, strict=True):
-            assert cache.read([digest], remote.fetch) == [content]
+            assert got(cache, [digest], remote.fetch) == [content]
     assert len(warnings_of(caplog)) == 1
     assert "No space left on device" in warnings_of(caplog)[0]
     # What fitted is whole, and used.
     kept = [Digest(name) for name in copies(cache)]
     assert kept
-    assert cache.read(kept, refuse) == [remote.objects[digest] for digest in kept]
+    assert got(cache, kept, refuse) == [content_of(remote, digest) for digest in kept]
     assert not list(cache.folder.rglob(".tmp-*"))
 
 
@@ -439,7 +470,7 @@ def test_a_read_only_cache_is_read(disk: Mount, remote: Remote, caplog: pytest.L
     disk.remount("ro")
     cache = NodeCache(folder, ROOMY)
     for _ in range(2):
-        assert cache.read(remote.digests, remote.fetch) == CONTENTS
+        assert got(cache, remote.digests, remote.fetch) == CONTENTS
     assert remote.asked[1:] == [remote.digests[2:]] * 2
     assert ["Read-only" in warning for warning in warnings_of(caplog)] == [True]
     disk.remount("rw")
@@ -449,7 +480,7 @@ def test_a_file_in_its_place_is_left_alone(tmp_path: Path, remote: Remote, caplo
     (tmp_path / "node").write_text("mine")
     cache = NodeCache(tmp_path / "node" / "blobs", ROOMY)
     for _ in range(2):
-        assert cache.read(remote.digests, remote.fetch) == CONTENTS
+        assert got(cache, remote.digests, remote.fetch) == CONTENTS
     assert (tmp_path / "node").read_text() == "mine"
     assert len(warnings_of(caplog)) == 1
 
@@ -461,7 +492,7 @@ def test_a_disk_without_hard_links_is_done_without(
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse_link)
-    assert cache.read(remote.digests, remote.fetch) == CONTENTS
+    assert got(cache, remote.digests, remote.fetch) == CONTENTS
     assert ["hard links" in warning for warning in warnings_of(caplog)] == [True]
 
 
@@ -477,7 +508,7 @@ def test_nobody_else_can_write_there(cache: NodeCache, remote: Remote, umask: in
         os.umask(before)
     assert cache.folder.stat().st_mode & 0o777 == 0o700
     cache.folder.chmod(0o777)
-    cache.read([digest_bytes(b"more")], lambda _: [b"more"])
+    cache.read([digest_bytes(b"more")], lambda _: [hashed(b"more")])
     assert cache.folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -492,7 +523,8 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s")
 os.setgid(65534)
 os.setuid(65534)
 cache = NodeCache(Path(sys.argv[1]), 10**9)
-print([cache.read([digest_bytes(b"x")], lambda digests: [b"x"]) for _ in range(2)])
+x = digest_bytes(b"x")
+print([cache.read([x], lambda digests: [(b"x", x)]) == [(b"x", x)] for _ in range(2)])
 """
 
 
@@ -505,10 +537,10 @@ def test_another_users_cache_is_not_used(tmp_path: Path, cache: NodeCache, remot
     cache.read(remote.digests, remote.fetch)
     cache.folder.parent.chmod(0o777)
     printed = start(OTHER_USER, str(cache.folder)).communicate(timeout=60)[0].splitlines()
-    assert printed[-1] == "[[b'x'], [b'x']]"
+    assert printed[-1] == "[True, True]"
     assert len(printed) == 2
     assert "going on without the node cache" in printed[0]
-    assert cache.read(remote.digests, refuse) == CONTENTS
+    assert got(cache, remote.digests, refuse) == CONTENTS
 
 
 # ---------------------------------------------------------------------- where it is

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -41,15 +40,17 @@ def test_a_replace_whose_reply_was_lost_is_recognised_as_ours(
     filesystem = in_s3()
     assert isinstance(filesystem, S3Filesystem)
     filesystem.create("ref", b"before")
-    call = filesystem._call
+    put = filesystem._put
+    answers: list[bool] = []
 
-    def repeated(operation: str, path: str, **arguments: Any) -> Any:
+    async def repeated(path: str, data: bytes, version: str | None) -> bool:
         """As a client does that has not heard the server's first answer."""
-        answer = call(operation, path, **arguments)
-        return call(operation, path, **arguments) if operation == "put_object" else answer
+        answers.extend([await put(path, data, version), await put(path, data, version)])
+        return answers[-1]
 
-    monkeypatch.setattr(filesystem, "_call", repeated)
+    monkeypatch.setattr(filesystem, "_put", repeated)
     assert filesystem.replace("ref", content, expected=b"before")
+    assert answers == [True, False]
     assert filesystem.read("ref") == content
 
 

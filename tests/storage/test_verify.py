@@ -5,10 +5,11 @@ import pytest
 from graphkiln.storage import layout
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, StoreUnavailableError
-from graphkiln.storage.filesystem import StoreFilesystem
+from graphkiln.storage.filesystem import Entry, StoreFilesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
+from tests.storage.faults import FaultyFilesystem
 from tests.storage.samples import HARMS, Complete, flipped, harm, make_complete, overwrite, plan_of, ref_of
 
 OTHER = digest_bytes(b"other")
@@ -146,18 +147,15 @@ def test_quarantined_objects_are_leftovers_that_say_why(
     assert _damage(store) == []
 
 
-class Vanishing:
+class Vanishing(FaultyFilesystem):
     """A file system whose objects are taken away by somebody else between being listed and being read."""
 
     def __init__(self, inner: StoreFilesystem, path: str) -> None:
-        self._inner, self._path = inner, path
-        self.url = inner.url
+        super().__init__(inner)
+        self._path = path
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def names(self, folder: str) -> Iterator[str]:
-        listed = list(self._inner.names(folder))
+    def entries(self, folder: str) -> Iterator[Entry]:
+        listed = list(super().entries(folder))
         self._inner.delete(self._path)
         return iter(listed)
 
@@ -168,7 +166,7 @@ def test_an_object_that_vanishes_meanwhile_is_no_crash(filesystem: StoreFilesyst
     Store(filesystem).mend(lambda: Store(filesystem).read_failure(complete.failed_key))
     before = {path: filesystem.read(path) for path in filesystem.names("")}
     for path, data in before.items():
-        verify_store(Store(Vanishing(filesystem, path)))  # type: ignore[arg-type]
+        verify_store(Store(Vanishing(filesystem, path)))
         filesystem.create(path, data)
 
 
@@ -178,7 +176,7 @@ def test_a_medium_that_fails_is_an_error_and_not_damage(store: Store, complete: 
             raise OSError(5, "Input/output error")
 
     with pytest.raises(StoreUnavailableError):
-        verify_store(Store(Broken(store._fs, "none")))  # type: ignore[arg-type]
+        verify_store(Store(Broken(store._fs, "none")))
 
 
 def test_a_newer_store_is_not_verified(store: Store, filesystem: StoreFilesystem, complete: Complete) -> None:
