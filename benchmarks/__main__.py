@@ -1,4 +1,4 @@
-"""``python -m benchmarks [a] [b] [c] [d]``: run the parts that are named, or all, and print their tables."""
+"""``python -m benchmarks [PART]...``: run the parts that are named, or all, and print their tables."""
 
 import argparse
 import os
@@ -8,16 +8,18 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import cold, imports, rerun, warm
+from benchmarks import cold, imports, rerun, verified_read, warm, warm_s3
 from benchmarks.workspace import Workspace
 
-PARTS = {"a": cold, "b": warm, "c": imports, "d": rerun}
+PARTS = {"a": cold, "b": warm, "c": imports, "d": rerun, "verified_read": verified_read, "warm_s3": warm_s3}
 
 
 def main() -> None:
     """Run the benchmarks in a temporary folder."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="GraphKiln beside plain JAX.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="a, b, c or d; all of them if none is named")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="GraphKiln beside what one would do without it."
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them if none is named")
     parts = list(dict.fromkeys(parser.parse_args().parts)) or list(PARTS)
     for part in parts:
         if part not in PARTS:

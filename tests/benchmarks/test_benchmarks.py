@@ -22,4 +22,4 @@ def test_the_import_costs_no_more_than_the_goal() -> None:
 def test_an_unknown_part_is_refused() -> None:
     done = run("e")
     assert done.returncode == 2
-    assert "there is no part 'e': choose from a, b, c, d" in done.stderr
+    assert "there is no part 'e': choose from a, b, c, d, verified_read, warm_s3" in done.stderr
