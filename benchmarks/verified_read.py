@@ -28,8 +28,8 @@ def measure(workspace: Workspace) -> Table:
     started = time.perf_counter()
     large = store.put_blob(noise)
     stored_in = time.perf_counter() - started
-    # Half of it repeats, as in executables.
-    packed = store.put_blob(noise[: SIZE // 8] * 2)
+    # Much of it repeats, as in executables.
+    packed = store.put_blob(noise[: SIZE // 16] * 4)
     small = [store.put_blob(number.to_bytes(4, "big") + noise[:SMALL_SIZE]) for number in range(SMALL_COUNT)]
     del noise
     if (large.encoding, packed.encoding) != ("identity", "zstd"):

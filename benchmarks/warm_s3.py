@@ -51,9 +51,7 @@ def measure(workspace: Workspace) -> CountTable:
                 for method in ("GET", "PUT", "DELETE", "HEAD")
             ),
         ],
-        [
-            "Seconds are those of `load` and `load_all` in a fresh process, the import of S3's client and of JAX included."
-        ],
+        ["Seconds are those of `load` and `load_all` in a fresh process that imports S3's client (and JAX)."],
     )
 
 
