@@ -14,6 +14,8 @@ thread of its own.
 
 import abc
 import asyncio
+import errno
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -22,8 +24,32 @@ from fsspec.asyn import sync as run_async
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.remote import PARALLEL_REQUESTS, RemoteFilesystem
 
-Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+# How often a request is made whose failure may pass, but is not known as such to the library that makes it.
+_TRIES = 6
+_SHORTEST_WAIT_SECONDS = 0.1
+
+
+class PassingFaultError(OSError):
+    """A failure of a request that may pass, such as an answer that breaks off."""
+
+    def __init__(self, words: object) -> None:
+        super().__init__(errno.EIO, str(words))
+
+
+async def outlast(request: Callable[..., Awaitable[Answer]], *arguments: object) -> Answer:
+    """Make a request until it fails with no `PassingFaultError`, a few times, with growing random waits between."""
+    tries = 0
+    while True:
+        try:
+            return await request(*arguments)
+        except PassingFaultError:
+            tries += 1
+            if tries == _TRIES:
+                raise
+        await asyncio.sleep(random.random() * _SHORTEST_WAIT_SECONDS * 2**tries)  # noqa: S311  # nothing secret about it
 
 
 class ConditionalFilesystem(RemoteFilesystem):

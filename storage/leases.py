@@ -111,6 +111,8 @@ class Leases:
         if self._store.create_lease(key, content):
             return self._hold(wanted, content)
         current = self._store.read_lease(key)
+        if current == content:  # created at the first try, whose reply was lost
+            return self._hold(wanted, content)
         if current is None:  # released between the two requests: the next try will tell
             return seen or Observation(b"", self._monotonic(), None)
         if seen is None or seen.content != current:

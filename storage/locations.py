@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,29 @@ def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> Store
         )
     if local:
         return LocalFilesystem(rest if separator else url)
-    # fsspec costs more to import than a whole warm start from a local store.
-    if scheme in ("s3", "s3a"):
-        from graphkiln.storage.s3 import S3Filesystem
+    return _remote_kind(scheme)(url, options or {})
 
-        return S3Filesystem(url, options or {})
+
+def _remote_kind(scheme: str) -> Callable[[str, Mapping[str, Any]], StoreFilesystem]:
+    # fsspec costs more to import than a whole warm start from a local store.
+    try:
+        if scheme in ("s3", "s3a"):
+            from graphkiln.storage.s3 import S3Filesystem
+
+            return S3Filesystem
+        if scheme in ("gs", "gcs"):
+            from graphkiln.storage.gcs import GcsFilesystem
+
+            return GcsFilesystem
+        if scheme in ("az", "abfs", "abfss"):
+            from graphkiln.storage.azure import AzureFilesystem
+
+            return AzureFilesystem
+    except ImportError:
+        pass  # the generic one says which package is missing
     from graphkiln.storage.remote import RemoteFilesystem
 
-    return RemoteFilesystem(url, options or {})
+    return RemoteFilesystem
 
 
 def user_cache_folder() -> Path:

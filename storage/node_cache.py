@@ -266,7 +266,7 @@ def default_node_cache() -> NodeCache | None:
     text = os.environ.get(SIZE)
     try:
         max_bytes = parse_size(text) if text else _default_size(folder)
-    except ValueError as error:
+    except BadInputError as error:
         raise BadInputError(f"{SIZE}: {error}", reason="node-cache") from error
     if max_bytes == 0:
         raise BadInputError(f"{SIZE}={text} leaves no space: set {PLACE}=off for no cache", reason="node-cache")

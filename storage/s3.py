@@ -5,17 +5,16 @@ botocore, after waits that are drawn at random below 1, 2, 4, … seconds: about
 repetitions, which would multiply with these, are turned off.
 """
 
-import asyncio
 import errno
 import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from aiohttp import ClientPayloadError
 from s3fs.core import S3_RETRYABLE_ERRORS
 
-from graphkiln.storage.conditional import ConditionalFilesystem
+from graphkiln.storage.conditional import ConditionalFilesystem, PassingFaultError, outlast
 from graphkiln.storage.credentials import Credentials
 from graphkiln.storage.filesystem import Entry
 from graphkiln.storage.remote import PARALLEL_REQUESTS
@@ -23,12 +22,9 @@ from graphkiln.storage.remote import PARALLEL_REQUESTS
 _RETRIES = {"mode": "legacy", "max_attempts": 6}
 _RETRY_VARIABLES = ("AWS_RETRY_MODE", "AWS_MAX_ATTEMPTS")
 
-# An answer that breaks off, or a write that overlaps another one, is asked for again so often.
-_TRIES = 6
-_SHORTEST_WAIT_SECONDS = 0.1
-
 _DELETED_AT_ONCE = 1000
 
+# The condition does not hold; the write overlaps another one, so that nobody knows; there is no such object.
 _CONDITION_FAILED = ("PreconditionFailed", "412")
 _OVERLAP = ("ConditionalRequestConflict", "OperationAborted", "409")
 _MISSING = ("NoSuchKey", "404", "NotFound")
@@ -66,33 +62,25 @@ class S3Filesystem(ConditionalFilesystem):
         yield from sorted(found)
 
     async def _get(self, path: str) -> tuple[bytes, str]:
-        tries = 0
-        while True:
-            answer = await self._call("get_object", {"Key": self._prefix + path})
-            try:
-                async with answer["Body"] as body:
-                    return await body.read(), answer["ETag"]
-            except S3_RETRYABLE_ERRORS:  # it broke off
-                tries += 1
-                if tries == _TRIES:
-                    raise
-            await _wait(tries)
+        return await outlast(self._get_once, path)
+
+    async def _get_once(self, path: str) -> tuple[bytes, str]:
+        answer = await self._call("get_object", {"Key": self._prefix + path})
+        try:
+            async with answer["Body"] as body:
+                return await body.read(), answer["ETag"]
+        except S3_RETRYABLE_ERRORS as error:
+            raise PassingFaultError(error) from error
 
     async def _put(self, path: str, data: bytes, version: str | None) -> bool:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
-        tries = 0
-        while True:
-            try:
-                await self._call("put_object", {"Key": self._prefix + path, "Body": data, **condition})
-            except OSError as error:
-                if _condition_failed(error, version):
-                    return False
-                tries += 1
-                if _code(error) not in _OVERLAP or tries == _TRIES:
-                    raise
-            else:
-                return True
-            await _wait(tries)
+        try:
+            await self._call("put_object", {"Key": self._prefix + path, "Body": data, **condition})
+        except OSError as error:
+            if _condition_failed(error, version):
+                return False
+            raise
+        return True
 
     async def _delete(self, path: str, version: str | None) -> bool:
         condition = {} if version is None else {"IfMatch": version}
@@ -121,16 +109,19 @@ class S3Filesystem(ConditionalFilesystem):
         return [item["Key"].removeprefix(self._prefix) for item in answer.get("Errors", ())]
 
     async def _call(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        return await outlast(self._call_once, operation, arguments)
+
+    async def _call_once(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         try:
             return await self._fs._call_s3(operation, Bucket=self._bucket, **arguments)
+        except ClientPayloadError as error:  # which botocore does not take for a broken connection
+            raise PassingFaultError(error) from error
         except OSError as error:
+            if _code(error) in _OVERLAP:
+                raise PassingFaultError(error) from error
             if _code(error) == "NoSuchBucket":
                 raise NotADirectoryError(errno.ENOTDIR, f"there is no bucket {self._bucket}") from error
             raise
-
-
-async def _wait(tries: int) -> None:
-    await asyncio.sleep(random.uniform(0, _SHORTEST_WAIT_SECONDS * 2**tries))  # noqa: S311  # nothing secret about it
 
 
 def _condition_failed(error: OSError, version: str | None) -> bool:

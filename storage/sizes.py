@@ -1,22 +1,22 @@
-"""Sizes as people write them: ``50GB``, ``1.5 TiB``, ``4096``."""
+"""Sizes as people write them: ``200GB``, ``1.5TiB``, ``4096``."""
 
 import re
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{ending}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for ending, base in (("B", 1000), ("IB", 1024))
-}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", re.ASCII)
+from graphkiln.storage.errors import BadInputError
+
+# Both families of units are in use for storage: the decimal ones of disks, the binary ones of memory.
+_BYTES = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgtp", 1)}}
+_BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgtp", 1)}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes; kB, MB, GB and TB are powers of 1000, KiB to TiB powers of 1024.
+    """Read a number of bytes such as ``200GB``, ``1.5TiB`` or ``1000``.
 
     Raises:
-        ValueError: it is not a size.
+        BadInputError: the text is something else.
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{text!r} is not a size such as 50GB or 20GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    if match is None or match[2].lower() not in _BYTES:
+        raise BadInputError(f"{text!r} is no size: write 200GB, 1.5TiB or a number of bytes", reason="bad-size")
+    return int(float(match[1]) * _BYTES[match[2].lower()])

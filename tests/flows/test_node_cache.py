@@ -216,6 +216,6 @@ def test_a_cache_that_cannot_be_is_named_before_anything_is_asked(
     monkeypatch.setenv("GRAPHKILN_NODE_CACHE", "/somewhere")
     scene.proxy.take()
     for use in (scene.load, scene.ensure):
-        with pytest.raises(BadInputError, match="GRAPHKILN_NODE_CACHE_SIZE: 'plenty' is not a size"):
+        with pytest.raises(BadInputError, match="GRAPHKILN_NODE_CACHE_SIZE: 'plenty' is no size"):
             use()
     assert scene.asked() == []

@@ -23,17 +23,17 @@ _START_SECONDS = 60.0
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
     """Run SeaweedFS with one bucket, and yield its endpoint."""
-    port = _free_port()
+    port = free_port()
     command = [
         *(_tool("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"),
         *(f"-bucket={BUCKET}", "-admin.ui=false", "-webdav=false", "-master.telemetry=false"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         # Its other servers would take fixed ports, which two test workers would fight for.
-        *(f"-{server}.port{kind}={_free_port()}" for server in ("master", "volume", "filer") for kind in ("", ".grpc")),
-        *(f"-{option}={_free_port()}" for option in ("admin.port", "admin.port.grpc", "s3.port.grpc")),
+        *(f"-{server}.port{kind}={free_port()}" for server in ("master", "volume", "filer") for kind in ("", ".grpc")),
+        *(f"-{option}={free_port()}" for option in ("admin.port", "admin.port.grpc", "s3.port.grpc")),
     ]
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-    with _running(command, folder, port, keys) as endpoint:
+    with running(command, folder, port, keys) as endpoint:
         _wait_for_bucket(endpoint)
         yield endpoint
 
@@ -41,15 +41,15 @@ def seaweedfs(folder: Path) -> Iterator[str]:
 @contextmanager
 def nanio(folder: Path) -> Iterator[str]:
     """Run nanio, and yield its endpoint; buckets are yet to be made."""
-    port = _free_port()
+    port = free_port()
     command = [_tool("nanio"), "serve", "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder)]
     keys = {"NANIO_ACCESS_KEY": ACCESS_KEY, "NANIO_SECRET_KEY": SECRET_KEY}
-    with _running(command, folder, port, keys) as endpoint:
+    with running(command, folder, port, keys) as endpoint:
         yield endpoint
 
 
 @contextmanager
-def _running(command: Sequence[str], folder: Path, port: int, environment: dict[str, str]) -> Iterator[str]:
+def running(command: Sequence[str], folder: Path, port: int, environment: dict[str, str]) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.log").open("w+b") as log:
         process = subprocess.Popen(
@@ -100,7 +100,7 @@ def _wait_for_bucket(endpoint: str) -> None:
             return
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

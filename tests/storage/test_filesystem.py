@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from graphkiln.storage import layout, store
 from graphkiln.storage.blobs import BlobRef
+from graphkiln.storage.conditional import ConditionalFilesystem
 from graphkiln.storage.digests import digest_bytes
-from graphkiln.storage.errors import BadInputError, GraphKilnError, StoreUnavailableError
+from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError, StoreUnavailableError
 from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
 from graphkiln.storage.locations import open_filesystem
 from graphkiln.storage.remote import RemoteFilesystem
-from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store, open_for_writing, open_store
 from graphkiln.storage.verify import verify_store
 from tests.storage.faults import DictFilesystem
@@ -33,18 +34,23 @@ CONTENTS = [b"", b"x", b"line\r\n\x00\xff", noise(100_000)]
 # ---------------------------------------------------------------------- every file system
 
 
-ON_S3 = pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.xdist_group("s3")])
+ON_SERVERS = {
+    "s3": ("in_s3", pytest.mark.s3),
+    "gcs": ("in_gcs", pytest.mark.gcs),
+    "azure": ("in_azure", pytest.mark.azure),
+}
+PARAMETERS = [pytest.param(name, marks=[mark, pytest.mark.xdist_group(name)]) for name, (_, mark) in ON_SERVERS.items()]
 
 
-@pytest.fixture(params=["local", "memory", "dict", ON_S3])
+@pytest.fixture(params=["local", "memory", "dict", *PARAMETERS])
 def filesystem(
     request: pytest.FixtureRequest, tmp_path: Path, in_memory: Callable[[], StoreFilesystem]
 ) -> StoreFilesystem:
     """An empty file system of each kind, that of the tests included."""
     if request.param == "dict":
         return DictFilesystem({})
-    if request.param == "s3":
-        made: StoreFilesystem = request.getfixturevalue("in_s3")()
+    if request.param in ON_SERVERS:
+        made: StoreFilesystem = request.getfixturevalue(ON_SERVERS[request.param][0])()
         return made
     return LocalFilesystem(tmp_path / "store") if request.param == "local" else in_memory()
 
@@ -180,6 +186,80 @@ def test_names_are_those_of_all_objects_below_a_folder_in_order(filesystem: Stor
     assert list(filesystem.names("a/none")) == []
 
 
+def test_entries_tell_the_size_and_the_age_of_each_object(filesystem: StoreFilesystem) -> None:
+    sizes = {"a/empty": 0, "a/b/one": 1, "large": 100_000}
+    for path, size in sizes.items():
+        filesystem.create(path, b"x" * size)
+    found = list(filesystem.entries(""))
+    assert [(entry.path, entry.size) for entry in found] == sorted(sizes.items())
+    if isinstance(filesystem, DictFilesystem):
+        return  # its clock stands still
+    assert all(abs(entry.modified - time.time()) < 60 for entry in found)
+    (before,) = filesystem.entries("a/b")
+    assert filesystem.replace("a/b/one", b"xy", expected=b"x")
+    (after,) = filesystem.entries("a/b")
+    assert (after.path, after.size) == ("a/b/one", 2)
+    assert after.modified >= before.modified
+
+
+# More than are asked for at once, and than one would like to wait for one by one.
+MANY = {f"many/{number % 7}/{number:03}": b"%d" % number * (number % 50) for number in range(200)}
+
+
+def test_many_objects_are_written_read_and_deleted(filesystem: StoreFilesystem) -> None:
+    assert filesystem.create_many(list(MANY.items())) == [True] * len(MANY)
+    assert [entry.path for entry in filesystem.entries("many")] == sorted(MANY)
+    backwards = dict(reversed(MANY.items()))
+    assert filesystem.read_many(list(backwards)) == list(backwards.values())
+    kept = [path for number, path in enumerate(MANY) if number % 10 == 0]
+    filesystem.delete_many([path for path in MANY if path not in kept])
+    assert list(filesystem.names("")) == sorted(kept)
+    filesystem.delete_many([*MANY, "never/was"])
+    assert list(filesystem.names("")) == []
+
+
+def test_nothing_is_asked_of_no_objects(filesystem: StoreFilesystem) -> None:
+    assert filesystem.create_many([]) == []
+    assert filesystem.read_many([]) == []
+    filesystem.delete_many([])
+
+
+def test_of_many_objects_those_that_are_there_stay_as_they_are(filesystem: StoreFilesystem) -> None:
+    there = {path: b"first" for number, path in enumerate(MANY) if number % 3 == 0}
+    filesystem.create_many(list(there.items()))
+    filesystem.replace("many/0/000", b"second", expected=b"first")
+    assert filesystem.create_many(list(MANY.items())) == [path not in there for path in MANY]
+    expected = {**MANY, **there, "many/0/000": b"second"}
+    assert dict(zip(MANY, filesystem.read_many(list(MANY)), strict=True)) == expected
+
+
+def test_of_many_objects_those_that_are_missing_hide_no_others(filesystem: StoreFilesystem) -> None:
+    there = {path: data for number, (path, data) in enumerate(MANY.items()) if number % 2}
+    filesystem.create_many(list(there.items()))
+    for path, found in zip(MANY, filesystem.read_many(list(MANY)), strict=True):
+        if path in there:
+            assert found == there[path]
+        else:
+            assert isinstance(found, FileNotFoundError)
+
+
+def test_racing_threads_create_each_of_many_once(filesystem: StoreFilesystem) -> None:
+    if type(filesystem) in (RemoteFilesystem, DictFilesystem):
+        pytest.skip("no writer but this thread can be there")
+    paths = list(MANY)[:40]
+    answers: list[list[bool | OSError]] = []
+
+    def write(writer: int) -> None:
+        answers.append(filesystem.create_many([(path, b"by %d" % writer) for path in paths]))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(of_one) for of_one in zip(*answers, strict=True)] == [[False, False, False, True]] * len(paths)
+
+
 def test_nothing_but_objects_is_left(filesystem: StoreFilesystem) -> None:
     filesystem.create("a/b", b"x")
     filesystem.create("a/b", b"y")
@@ -200,7 +280,7 @@ def test_sync_takes_any_number_of_objects(filesystem: StoreFilesystem) -> None:
 def test_a_second_one_on_the_same_place_sees_the_same(filesystem: StoreFilesystem) -> None:
     if isinstance(filesystem, DictFilesystem):
         pytest.skip("it has no place")
-    options = filesystem._fs.storage_options if isinstance(filesystem, S3Filesystem) else {}
+    options = filesystem._fs.storage_options if isinstance(filesystem, ConditionalFilesystem) else {}
     again = open_filesystem(filesystem.url, options)
     assert type(again) is type(filesystem)
     assert list(again.names("")) == []
@@ -410,6 +490,65 @@ def test_modes_follow_the_umask_so_that_a_second_user_can_read(
         assert (root / path).stat().st_mode & 0o777 == folder_mode
 
 
+def test_odd_things_among_many_objects_hide_no_others(local: LocalFilesystem) -> None:
+    filesystem = local
+    filesystem.create_many(list(MANY.items()))
+    root = Path(local.url)
+    odd = list(MANY)[10:13]
+    for path in odd:
+        (root / path).unlink()
+    (root / odd[0]).mkdir()
+    os.mkfifo(root / odd[1])
+    (root / odd[2]).symlink_to("nowhere")
+    for path, found in zip(MANY, filesystem.read_many(list(MANY)), strict=True):
+        if path in odd:
+            assert isinstance(found, DamagedStoreError)
+        else:
+            assert found == MANY[path]
+    assert filesystem.create_many([(path, b"x") for path in MANY]) == [False] * len(MANY)
+    filesystem.delete_many(list(MANY))
+    assert (root / odd[0]).is_dir()
+    assert list(filesystem.names("")) == []
+
+
+def test_a_fault_of_the_disk_ends_the_writing_of_many(local: LocalFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = os.write, 0
+
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal written
+        written += 1
+        if written > 3:
+            raise OSError(errno.ENOSPC, "no space")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    *before, fourth, last = local.create_many([(path, b"x") for path in list(MANY)[:5]])
+    assert before == [True] * 3
+    assert isinstance(fourth, OSError)
+    assert fourth is last
+    assert written == 4
+    assert list(local.names("")) == sorted(list(MANY)[:3])
+    with pytest.raises(StoreUnavailableError) as caught:
+        Store(local).put_blobs([b"x", b"y"])
+    assert caught.value.reason == "disk-full"
+
+
+def test_an_object_that_grows_while_it_is_read_is_read_whole(
+    local: LocalFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a network file system tells an old size."""
+    local.create("a", b"x" * 100)
+    status = os.fstat
+
+    def older(descriptor: int) -> os.stat_result:
+        fields = list(status(descriptor))
+        fields[6] = 50
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", older)
+    assert local.read("a") == b"x" * 100
+
+
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
     local: LocalFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,6 +651,7 @@ def test_no_update_of_many_processes_is_lost(local: LocalFilesystem) -> None:
 
 WRITER = """
 import itertools, random, sys
+from graphkiln.storage.conditional import ConditionalFilesystem
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.local import LocalFilesystem
 store = LocalFilesystem(sys.argv[1])

@@ -1,5 +1,6 @@
 import pytest
 
+from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.sizes import parse_size
 
 
@@ -15,6 +16,7 @@ from graphkiln.storage.sizes import parse_size
         ("20GiB", 20 * 2**30),
         ("1KiB", 1024),
         ("2kB", 2000),
+        ("2k", 2000),
         ("3mib", 3 * 2**20),
     ],
 )
@@ -22,7 +24,10 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "1,5GB", "5 G B", "5XB", "1.GB", "٣GB", "nan", "0x10", "10%"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1", "1e9", "1,5GB", "5 G B", "5XB", "5iB", "1.GB", "٣GB", "nan", "0x10", "10%"]
+)
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a size"):
+    with pytest.raises(BadInputError, match="is no size") as caught:
         parse_size(text)
+    assert caught.value.reason == "bad-size"
