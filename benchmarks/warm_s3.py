@@ -11,7 +11,7 @@ from benchmarks.workspace import MIXTRAL, NETWORK, TARGET, Workspace
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.locations import open_filesystem
 from tests.flows import cc_networks
-from tests.storage.counting_proxy import CountingProxy, counting_proxy
+from tests.storage.faulty_proxy import FaultyProxy
 from tests.storage.s3_servers import BUCKET, options_for, seaweedfs
 
 FIRST_GOAL, SECOND_GOAL = 12, 3
@@ -31,7 +31,7 @@ def measure(workspace: Workspace) -> CountTable:
     local = workspace.new("store")
     workspace.compile(kernels.spec, local, "--no-prefect")
     mixtral, _ = workspace.mixtral_store()
-    with seaweedfs(workspace.new("seaweedfs")) as server, counting_proxy(server) as proxy:
+    with seaweedfs(workspace.new("seaweedfs")) as server, FaultyProxy(server).running() as proxy:
         columns = [
             _starts(workspace, proxy, kernels.spec, local, cc_networks.NAME, cc_networks.TARGET),
             _starts(workspace, proxy, MIXTRAL, mixtral, NETWORK, TARGET),
@@ -60,14 +60,14 @@ def _totals(starts: tuple[_Start, ...]) -> list[float]:
 
 
 def _starts(
-    workspace: Workspace, proxy: CountingProxy, spec: Path, local: Path, name: str, target: str
+    workspace: Workspace, proxy: FaultyProxy, spec: Path, local: Path, name: str, target: str
 ) -> tuple[_Start, _Start, _Start]:
-    url, options = f"s3://{BUCKET}/{name}", options_for(proxy.endpoint)
+    url, options = f"s3://{BUCKET}/{name}", options_for(proxy.url)
     source = LocalFilesystem(local)
     objects = [(path, source.read(path)) for path in source.names("")]
     if not all(open_filesystem(url, options).create_many(objects)):
         raise RuntimeError(f"{url} is in use")
-    proxy.take()
+    proxy.reset()
     environment = workspace.jax_environment(GRAPHKILN_NODE_CACHE=str(workspace.new("node")))
 
     def rank() -> _Start:
@@ -80,5 +80,7 @@ def _starts(
     return first, second, _Start(_taken(proxy), done[0])
 
 
-def _taken(proxy: CountingProxy) -> Counter[str]:
-    return Counter(request.method for request in proxy.take())
+def _taken(proxy: FaultyProxy) -> Counter[str]:
+    requests = Counter(method for method, _ in proxy.asked)
+    proxy.reset()
+    return requests

@@ -1,11 +1,13 @@
 """Trainers on a real S3 server: how much they ask for, and what they get if the store or its copies are damaged."""
 
 import json
-import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from graphkiln.storage.store import open_store
 from graphkiln.storage.verify import verify_store
 from graphkiln.tasks.network import CompiledNetwork
 from tests.flows.cc_networks import NAME, TARGET, CcNetwork, outputs_of
-from tests.storage.counting_proxy import CountingProxy, counting_proxy
+from tests.storage.faulty_proxy import FaultyProxy
 from tests.storage.s3_servers import BUCKET, options_for
 
 pytestmark = [pytest.mark.s3, pytest.mark.xdist_group("s3"), pytest.mark.usefixtures("without_prefect")]
@@ -32,10 +34,10 @@ URL = f"s3://{BUCKET}/node-cache"
 
 
 class Scene(NamedTuple):
-    """A committed network of eight kernel graphs on S3, behind a proxy that counts."""
+    """A committed network of eight kernel graphs on S3, behind a proxy that notes every request."""
 
     network: CcNetwork
-    proxy: CountingProxy
+    proxy: FaultyProxy
     options: dict[str, str]
 
     def ensure(self) -> CompiledNetwork:
@@ -49,17 +51,18 @@ class Scene(NamedTuple):
 
     def asked(self) -> list[str]:
         """What was asked for since the last time, as method and folder."""
-        requests = [(request.method, request.path.removeprefix("node-cache/")) for request in self.proxy.take()]
-        return sorted(f"{method} {'list' if '?' in path else path.split('/')[0]}" for method, path in requests)
+        requests = [(method, path.removeprefix(f"/{BUCKET}/node-cache/")) for method, path in self.proxy.asked]
+        self.proxy.reset()
+        return sorted(f"{method} {'list' if path == f'/{BUCKET}' else path.split('/')[0]}" for method, path in requests)
 
 
 @pytest.fixture(scope="module")
 def scene(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("node-cache")
-    with counting_proxy(s3_endpoint) as proxy, pytest.MonkeyPatch.context() as patch:
+    with FaultyProxy(s3_endpoint).running() as proxy, pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         patch.setenv("PREFECT_HOME", str(folder / "prefect"))
-        made = Scene(CcNetwork(folder / "network", KERNELS), proxy, options_for(proxy.endpoint))
+        made = Scene(CcNetwork(folder / "network", KERNELS), proxy, options_for(proxy.url))
         made.ensure()
         yield made
 
@@ -68,7 +71,7 @@ def scene(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def cache(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an empty cache, which is used from now on."""
     monkeypatch.setenv("GRAPHKILN_NODE_CACHE", str(tmp_path / "node"))
-    scene.proxy.take()
+    scene.proxy.reset()
     return tmp_path / "node"
 
 
@@ -89,7 +92,7 @@ def test_the_first_rank_of_a_host_makes_12_requests_and_the_others_3(scene: Scen
 
 def test_without_a_cache_every_rank_makes_12_requests(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKILN_NODE_CACHE", "off")
-    scene.proxy.take()
+    scene.proxy.reset()
     for _ in range(2):
         scene.load().load_all()
         assert len(scene.asked()) == 12
@@ -118,25 +121,58 @@ print(sorted((name, kernel.outputs) for name, kernel in network.load_all().items
 """
 
 
-@pytest.mark.slow
-def test_8_ranks_of_a_host_download_each_artifact_once(scene: Scene, cache: Path) -> None:
+@contextmanager
+def started_ranks(scene: Scene, number: int) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Processes that load once they are told to, and do not outlive the block."""
     command = [sys.executable, "-c", RANK, NAME, TARGET, URL, json.dumps(scene.options)]
     ranks = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
-        for _ in range(8)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(number)
     ]
     try:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "ready\n"
-        printed = {rank.communicate("go\n", timeout=120)[0] for rank in ranks}
+        yield ranks
     finally:
         for rank in ranks:
             rank.kill()
+            rank.communicate()
+
+
+@pytest.mark.slow
+def test_8_ranks_of_a_host_download_each_artifact_once(scene: Scene, cache: Path) -> None:
+    with started_ranks(scene, 8) as ranks, ThreadPoolExecutor(8) as threads:
+        printed = set(threads.map(lambda rank: rank.communicate("go\n", timeout=120)[0], ranks))
     expected = sorted((name, kernel.outputs) for name, kernel in scene.load().load_all().items())
     assert printed == {f"{expected}\n"}
     asked = Counter(scene.asked())
     assert (asked["GET blobs"], asked["GET manifests"]) == (8, 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_it_downloads_holds_nobody_up(scene: Scene, cache: Path) -> None:
+    downloading, released = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if "/blobs/" in path and not released.is_set():
+            downloading.set()
+            released.wait(60)
+
+    with started_ranks(scene, 1) as (rank,), ThreadPoolExecutor(1) as thread:
+        scene.proxy.fault = hold
+        assert rank.stdin is not None
+        rank.stdin.write("go\n")
+        rank.stdin.flush()
+        assert downloading.wait(60)
+        ready = thread.submit(lambda: scene.load().load_all())
+        rank.kill()
+        rank.wait()
+        released.set()
+        assert list(ready.result(60)) == list(KERNELS)
+    scene.proxy.reset()
+    scene.load().load_all()
+    assert scene.asked() == sorted(["GET plans", "GET refs", "GET list"])
 
 
 def test_a_damaged_copy_is_downloaded_again(scene: Scene, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +250,7 @@ def test_a_cache_that_cannot_be_is_named_before_anything_is_asked(
 ) -> None:
     monkeypatch.setenv("GRAPHKILN_NODE_CACHE_SIZE", "plenty")
     monkeypatch.setenv("GRAPHKILN_NODE_CACHE", "/somewhere")
-    scene.proxy.take()
+    scene.proxy.reset()
     for use in (scene.load, scene.ensure):
         with pytest.raises(BadInputError, match="GRAPHKILN_NODE_CACHE_SIZE: 'plenty' is no size"):
             use()
