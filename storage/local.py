@@ -12,8 +12,9 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from graphkiln.storage.digests import HASH_WHILE_READING_FROM, Digest, digest_bytes, read_with_digest
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
@@ -27,6 +28,8 @@ _MODE = 0o666
 
 # Files below this size, in bytes, are read with one call.
 _READ_AT_ONCE = 2**20
+
+Read = TypeVar("Read")
 
 
 class LocalFilesystem(StoreFilesystem):
@@ -42,35 +45,24 @@ class LocalFilesystem(StoreFilesystem):
 
     def read(self, path: str) -> bytes:
         """Return the whole object; see the contract."""
-        descriptor, size = self._open(path)
-        try:
-            return _read_whole(descriptor, size)
-        finally:
-            os.close(descriptor)
+        return self._read(path, _read_whole)
 
     def read_many_with_digests(self, paths: Sequence[str]) -> list[tuple[bytes, Digest] | OSError | DamagedStoreError]:
         """Hash large files while they are read; see the contract."""
         found: list[tuple[bytes, Digest] | OSError | DamagedStoreError] = []
         for path in paths:
             try:
-                found.append(self.read_with_digest(path))
+                found.append(self._read(path, _read_with_digest))
             except (OSError, DamagedStoreError) as error:
                 found.append(error)
         return found
 
     def read_with_digest(self, path: str) -> tuple[bytes, Digest]:
         """Return the whole object and the digest of these very bytes; raises what `read` does."""
-        descriptor, size = self._open(path)
-        try:
-            if size >= HASH_WHILE_READING_FROM:
-                return read_with_digest(descriptor, size)
-            data = _read_whole(descriptor, size)
-        finally:
-            os.close(descriptor)
-        return data, digest_bytes(data)
+        return self._read(path, _read_with_digest)
 
-    def _open(self, path: str) -> tuple[int, int]:
-        """Return a descriptor of a file, and its size."""
+    def _read(self, path: str, read: Callable[[int, int], Read]) -> Read:
+        """Return what `read` makes of the descriptor of an object and its size."""
         final = self._place(path)
         try:
             # A pipe in an object's place must not make a reader wait for a writer.
@@ -81,11 +73,13 @@ class LocalFilesystem(StoreFilesystem):
             if error.errno in (errno.ELOOP, errno.ENXIO) or (error.errno == errno.ENOENT and Path(final).is_symlink()):
                 raise _no_file() from error
             raise
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise _no_file()
+            return read(descriptor, status.st_size)
+        finally:
             os.close(descriptor)
-            raise _no_file()
-        return descriptor, status.st_size
 
     def create(self, path: str, data: bytes) -> bool:
         """Link a new object into place; see the contract. Durable only after `sync`."""
@@ -225,6 +219,13 @@ def _files_below(folder: str | Path) -> Iterator["os.DirEntry[str]"]:
             yield from _files_below(path)
         else:
             yield entry
+
+
+def _read_with_digest(descriptor: int, size: int) -> tuple[bytes, Digest]:
+    if size >= HASH_WHILE_READING_FROM:
+        return read_with_digest(descriptor, size)
+    data = _read_whole(descriptor, size)
+    return data, digest_bytes(data)
 
 
 def _read_whole(descriptor: int, size: int) -> bytes:

@@ -173,12 +173,12 @@ class ObjectStore:
     ) -> Iterator[bytes | DamagedStoreError]:
         stored = self._fetch(layout.BLOBS, [ref.digest for ref, _ in wanted], node_cache)
         for (ref, what), found in zip(wanted, stored, strict=True):
-            path = layout.by_digest(layout.BLOBS, ref.digest)
             try:
-                yield decode(ref, *_returned(found))
-            except FileNotFoundError:
-                yield self._damage(path, what, _missing())
+                if not isinstance(found, tuple):
+                    raise found if isinstance(found, DamagedStoreError) else _missing()
+                yield decode(ref, *found)
             except DamagedStoreError as error:
+                path = layout.by_digest(layout.BLOBS, ref.digest)
                 yield error if error.path else self._damage(path, what, error)
 
     def _fetch(self, folder: str, digests: Sequence[Digest], node_cache: NodeCacheUse) -> list[Hashed]:
@@ -195,7 +195,10 @@ class ObjectStore:
     def _fetch_from_store(self, folder: str, digests: Sequence[Digest]) -> list[Hashed]:
         paths = [layout.by_digest(folder, digest) for digest in digests]
         found = self._fs.read_many_with_digests(paths)
-        return [self._unless_fault(path, item) for path, item in zip(paths, found, strict=True)]
+        return [
+            item if isinstance(item, tuple) else self._unless_fault(path, item)
+            for path, item in zip(paths, found, strict=True)
+        ]
 
     def _read_document(self, path: str, kind: str, body_type: type[Body]) -> Body | None:
         return self._document(path, self.read_all([path])[0], kind, body_type)
