@@ -3,16 +3,16 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.measure import Cost, Count, CountTable
 from benchmarks.process_clock import read_seconds
 from benchmarks.workspace import MIXTRAL, NETWORK, TARGET, Workspace
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.locations import open_filesystem
-from tests.flows import cc_networks
-from tests.storage.faulty_proxy import FaultyProxy
-from tests.storage.s3_servers import BUCKET, options_for, seaweedfs
+
+if TYPE_CHECKING:
+    from tests.storage.faulty_proxy import FaultyProxy
 
 FIRST_GOAL, SECOND_GOAL = 12, 3
 KERNELS = {f"kernel{number}": f"int run(int x) {{ return x + {number}; }}" for number in range(8)}
@@ -27,6 +27,11 @@ class _Start(NamedTuple):
 
 def measure(workspace: Workspace) -> CountTable:
     """Put two networks of eight kernel graphs on a server, and start from there."""
+    # The other parts need neither S3's client nor a server.
+    from tests.flows import cc_networks
+    from tests.storage.faulty_proxy import FaultyProxy
+    from tests.storage.s3_servers import seaweedfs
+
     kernels = cc_networks.CcNetwork(workspace.new("kernels"), KERNELS)
     local = workspace.new("store")
     workspace.compile(kernels.spec, local, "--no-prefect")
@@ -60,8 +65,10 @@ def _totals(starts: tuple[_Start, ...]) -> list[float]:
 
 
 def _starts(
-    workspace: Workspace, proxy: FaultyProxy, spec: Path, local: Path, name: str, target: str
+    workspace: Workspace, proxy: "FaultyProxy", spec: Path, local: Path, name: str, target: str
 ) -> tuple[_Start, _Start, _Start]:
+    from tests.storage.s3_servers import BUCKET, options_for
+
     url, options = f"s3://{BUCKET}/{name}", options_for(proxy.url)
     source = LocalFilesystem(local)
     objects = [(path, source.read(path)) for path in source.names("")]
@@ -80,7 +87,7 @@ def _starts(
     return first, second, _Start(_taken(proxy), done[0])
 
 
-def _taken(proxy: FaultyProxy) -> Counter[str]:
+def _taken(proxy: "FaultyProxy") -> Counter[str]:
     requests = Counter(method for method, _ in proxy.asked)
     proxy.reset()
     return requests
