@@ -82,13 +82,13 @@ class AzureFilesystem(ConditionalFilesystem):
         except IncompleteReadError as error:
             raise PassingFaultError(error) from error
         except HttpResponseError as error:
-            code = str(error.error_code)
+            code = getattr(error, "error_code", None)
             if code == _NO_CONTAINER:
                 raise NotADirectoryError(errno.ENOTDIR, f"there is no container {self._container}") from error
             if code in _CONDITION_FAILED:
-                raise FileExistsError(errno.EEXIST, code) from error
+                raise FileExistsError(errno.EEXIST, "the condition does not hold") from error
             number = _NUMBERS.get(error.status_code or 0, errno.EIO)
-            raise OSError(number, f"{code}: {error.reason}") from error
+            raise OSError(number, error.reason or type(error).__name__) from error
 
     def _blob(self, path: str) -> Any:
         return self._fs.service_client.get_blob_client(self._container, self._prefix + path)

@@ -59,5 +59,5 @@ def _secrets_of(options: Mapping[str, Any], named: bool = False) -> Iterator[str
         secret = named or _SECRET_NAME.search(str(name)) is not None
         if isinstance(value, Mapping):
             yield from _secrets_of(value, secret)
-        elif secret and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
-            yield value
+        elif secret and len(str(value)) >= _SHORTEST_SECRET:
+            yield str(value)

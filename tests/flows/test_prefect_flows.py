@@ -1,5 +1,6 @@
 """The flows on a real Prefect server, and what its API says of them afterwards."""
 
+import functools
 import json
 import os
 import subprocess
@@ -15,6 +16,9 @@ import httpx
 import pytest
 
 from graphkiln.flows.embedded_server import EmbeddedServer
+from graphkiln.storage.locations import open_filesystem
+from tests.storage.faulty_proxy import REFUSED, FaultyProxy
+from tests.storage.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, options_for
 
 pytestmark = [pytest.mark.prefect, pytest.mark.xdist_group("prefect")]
 
@@ -427,6 +431,43 @@ def test_a_url_that_leads_elsewhere(tmp_path: Path, server: Server) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: Prefect's server cannot be used: ")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("way", ["URL", "option", "environment"])
+def test_no_credential_is_shown_or_stored_anywhere(tmp_path: Path, server: Server, s3_endpoint: str, way: str) -> None:
+    """Not even if a server repeats it in its answers."""
+    network = Network(tmp_path, server).write({"a": kernel(1), "b": kernel(2)})
+    with FaultyProxy(s3_endpoint).running() as proxy:
+        environment = {**server.environment, "AWS_ENDPOINT_URL": proxy.url, "PREFECT_LOGGING_LEVEL": "DEBUG"}
+        given = f"{ACCESS_KEY}:{SECRET_KEY}@" if way == "URL" else ""
+        store = f"s3://{given}{BUCKET}/{network.name}"
+        command = ["-m", "graphkiln", "compile", str(network.spec), "--store", store]
+        if way == "option":
+            command += ["--storage-option", f"key={ACCESS_KEY}", "--storage-option", f"secret={SECRET_KEY}"]
+        if way == "environment":
+            environment |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        # In the middle of the flow; and once, before it starts, and not at all.
+        refusals = {"/actions/": 3} if way != "URL" else {"/.tmp-probe": 2, "/actions/": 3, "/nowhere": 0}
+        for folder, code in refusals.items():
+            proxy.fault = functools.partial(_refuse, folder, f"{REFUSED}the secret {SECRET_KEY} is not welcome")
+            done = run(command, environment)
+            assert done.returncode == code, done.stderr
+            shown = done.stdout + done.stderr
+            assert SECRET_KEY not in shown
+            assert ("is not welcome" in shown) is (code != 0)
+            assert f"s3://{BUCKET}/{network.name}" in shown
+    assert server.flow_run(network.name)["parameters"]["store"] == f"s3://{BUCKET}/{network.name}"
+    filesystem = open_filesystem(f"s3://{BUCKET}/{network.name}", options_for(s3_endpoint))
+    stored = [data for data in filesystem.read_many(list(filesystem.names(""))) if isinstance(data, bytes)]
+    kept = [path.read_bytes() for path in server.home.rglob("*") if path.is_file()]
+    for text, places in ((network.name, [b"".join(stored), b"".join(kept)]), ("is not welcome", [b"".join(kept)])):
+        assert all(text.encode() in place for place in places)
+    assert not any(SECRET_KEY.encode() in data for data in (*stored, *kept))
+
+
+def _refuse(folder: str, answer: str, method: str, path: str) -> str | None:
+    return answer if folder in path and method == "PUT" else None
 
 
 def test_the_flows_describe_their_parameters() -> None:

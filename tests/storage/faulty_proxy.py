@@ -12,6 +12,9 @@ from urllib.parse import unquote, urlsplit
 # What may happen to one request. "reply lost" happens after the server has done what it was asked to do.
 FAULTS: Final = ("busy", "server fault", "connection dropped", "reply lost", "reply cut")
 
+# A fault that starts like this is an answer of the server, with the rest as its message.
+REFUSED: Final = "refused: "
+
 _ANSWERS: Final = {
     "busy": (503, b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
     "server fault": (500, b"<Error><Code>InternalError</Code><Message>We are sorry.</Message></Error>"),
@@ -103,8 +106,8 @@ class FaultyProxy:
                 fault = proxy.fault(self.command, target)
                 if fault == "connection dropped":
                     self.close_connection = True
-                elif fault in _ANSWERS:
-                    status, text = _ANSWERS[fault]
+                elif fault in _ANSWERS or (fault and fault.startswith(REFUSED)):
+                    status, text = _ANSWERS.get(fault) or _refusal(fault.removeprefix(REFUSED))
                     self._reply(status, {"Content-Type": "application/xml"}, text)
                 else:
                     self._pass_on(body, fault)
@@ -148,3 +151,7 @@ class FaultyProxy:
 def _target(path: str, body: bytes) -> str:
     name = _UPLOADED.search(body) if "uploadType=" in path else None
     return name[1].decode() if name else unquote(path.partition("?")[0])
+
+
+def _refusal(message: str) -> tuple[int, bytes]:
+    return 403, f"<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>".encode()

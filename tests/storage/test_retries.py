@@ -1,8 +1,10 @@
 """Busy servers, broken connections and lost replies: a real proxy that fails stands before a real server."""
 
+import asyncio
 import random
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -68,8 +70,15 @@ def proxy(running_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Faulty
     monkeypatch.setattr(
         "azure.storage.blob._shared.policies_async.ExponentialRetry.get_backoff_time", lambda *settings: 0.001
     )
+    monkeypatch.setattr(
+        "azure.storage.blob.aio._download_async.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": _no_sleep})
+    )
     running_proxy.reset()
     return running_proxy
+
+
+async def _no_sleep(seconds: float) -> None:
+    await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -139,7 +148,7 @@ def test_faults_that_do_not_pass_end_after_a_bounded_number_of_tries(
     secrets = [value for name, value in kind.options(proxy.url).items() if name in ("secret", "connection_string")]
     assert not any(secret in str(caught.value) for secret in secrets)
     # aiohttp, below the others, repeats what a connection that was used before did not answer.
-    assert 4 <= len(proxy.asked) <= 24
+    assert 3 <= len(proxy.asked) <= 24
 
 
 def test_of_many_objects_one_that_cannot_be_written_hides_no_others(
