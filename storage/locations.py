@@ -4,11 +4,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import LocalFilesystem
+
+if TYPE_CHECKING:
+    from graphkiln.storage.node_cache import NodeCache
 
 # A scheme of at least two letters, so that it is no drive, and without the // that would make it a URL's.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!/{2}|:)")
@@ -63,6 +66,19 @@ def _remote_kind(scheme: str) -> Callable[[str, Mapping[str, Any]], StoreFilesys
     from graphkiln.storage.remote import RemoteFilesystem
 
     return RemoteFilesystem
+
+
+def open_node_cache(filesystem: StoreFilesystem) -> "NodeCache | None":
+    """Return this host's cache of a store, unless the store is as near as any copy, or the user wants none.
+
+    Raises:
+        BadInputError: the environment names a cache that cannot be.
+    """
+    if isinstance(filesystem, LocalFilesystem) or filesystem.url.startswith("memory:"):
+        return None
+    from graphkiln.storage.node_cache import default_node_cache  # a local store needs none of it
+
+    return default_node_cache()
 
 
 def user_cache_folder() -> Path:

@@ -5,16 +5,16 @@ import errno
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphkiln.storage import layout
 from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
-from graphkiln.storage.filesystem import Stored, StoreFilesystem
+from graphkiln.storage.filesystem import Stored
 from graphkiln.storage.keys import action_key
-from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
-from graphkiln.storage.locations import open_filesystem, user_cache_folder
+from graphkiln.storage.local import TEMPORARY_PREFIX
+from graphkiln.storage.locations import open_filesystem, open_node_cache, user_cache_folder
 from graphkiln.storage.objects import REPLACE_TRIES, NodeCacheUse, ObjectStore, wrong_digest
 from graphkiln.storage.records import (
     ActionResult,
@@ -24,9 +24,6 @@ from graphkiln.storage.records import (
     RefRecord,
     StoreFormat,
 )
-
-if TYPE_CHECKING:
-    from graphkiln.storage.node_cache import NodeCache
 
 FORMAT_VERSION = 1
 
@@ -80,15 +77,7 @@ def open_for_writing(url: str | None = None, options: Mapping[str, Any] | None =
 
 def _opened(url: str | None, options: Mapping[str, Any] | None) -> "Store":
     filesystem = open_filesystem(url or default_url(), options)
-    return Store(filesystem, node_cache=_node_cache_for(filesystem))
-
-
-def _node_cache_for(filesystem: StoreFilesystem) -> "NodeCache | None":
-    if isinstance(filesystem, LocalFilesystem) or filesystem.url.startswith("memory:"):
-        return None  # what is as near as any copy
-    from graphkiln.storage.node_cache import default_node_cache  # a local store needs none of it
-
-    return default_node_cache()
+    return Store(filesystem, node_cache=open_node_cache(filesystem))
 
 
 class Store(ObjectStore):
