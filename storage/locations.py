@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?!/{2}|:)")
 
 
+def default_url() -> str:
+    """Return the store that is used when none is named: ``$GRAPHKILN_STORE``, else the user's cache folder."""
+    if url := os.environ.get("GRAPHKILN_STORE"):
+        return url
+    try:
+        cache = user_cache_folder()
+    except RuntimeError as error:
+        message = f"there is no default store: {error}; name one with --store or GRAPHKILN_STORE"
+        raise BadInputError(message, reason="no-store") from error
+    return str(cache / "graphkiln")
+
+
 def open_filesystem(url: str, options: Mapping[str, Any] | None = None) -> StoreFilesystem:
     """Return the file system for a store's URL, without touching it.
 

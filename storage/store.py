@@ -14,7 +14,7 @@ from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.filesystem import Stored
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
-from graphkiln.storage.locations import open_filesystem, open_node_cache, user_cache_folder
+from graphkiln.storage.locations import default_url, open_filesystem, open_node_cache
 from graphkiln.storage.objects import REPLACE_TRIES, NodeCacheUse, ObjectStore, wrong_digest
 from graphkiln.storage.records import (
     ActionResult,
@@ -28,18 +28,6 @@ from graphkiln.storage.records import (
 FORMAT_VERSION = 1
 
 VariantName = tuple[str, str, Digest]
-
-
-def default_url() -> str:
-    """Return the store that is used when none is named: ``$GRAPHKILN_STORE``, else the user's cache folder."""
-    if url := os.environ.get("GRAPHKILN_STORE"):
-        return url
-    try:
-        cache = user_cache_folder()
-    except RuntimeError as error:
-        message = f"there is no default store: {error}; name one with --store or GRAPHKILN_STORE"
-        raise BadInputError(message, reason="no-store") from error
-    return str(cache / "graphkiln")
 
 
 def open_store(url: str | None = None, options: Mapping[str, Any] | None = None, *, checked: bool = True) -> "Store":

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from graphkiln.flows.console import PipeConsole
 from graphkiln.storage.errors import GraphKilnError
-from graphkiln.storage.store import Store, default_url, open_store
+from graphkiln.storage.locations import default_url
+from graphkiln.storage.store import Store, open_store
 from graphkiln.tasks.spec import load_spec, parse_assignment
 
 Command = TypeVar("Command", bound=Callable[..., Any])
