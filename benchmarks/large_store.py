@@ -1,4 +1,4 @@
-"""(large-store) The commands that look at a whole store, on one of 100,000 actions, beside reading its files."""
+"""(large_store) The commands that look at a whole store, on one of 100,000 actions, beside reading its files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ COMMANDS = {
 
 def measure(workspace: Workspace) -> Table:
     """Fill a store, read all of its files, and run each command once in a fresh process."""
-    store = workspace.new("large-store")
+    store = workspace.new("large_store")
     started = time.monotonic()
     objects = _fill(store)
     filled = time.monotonic() - started
@@ -30,7 +30,7 @@ def measure(workspace: Workspace) -> Table:
         seconds, megabytes = _run(workspace, store, *command)
         rows.append(Row(f"{name} ({megabytes:.0f} MB at most)", seconds, reading))
     return Table(
-        f"(large-store) a store of {NETWORKS * GRAPHS:,} actions in {NETWORKS:,} networks, one round",
+        f"(large_store) a store of {NETWORKS * GRAPHS:,} actions in {NETWORKS:,} networks, one round",
         ("graphkiln", "read every file"),
         rows,
     )

@@ -121,6 +121,44 @@ class Table:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Count:
+    """One line of a table of counts: what was counted, the figure of each column, and the goal for all of them."""
+
+    what: str
+    figures: Sequence[float]
+    goal: int | None = None
+
+
+@dataclass(frozen=True)
+class CountTable:
+    """The result of a part that counts.
+
+    Attributes:
+        title: what is counted.
+        columns: what the figures are.
+        rows: the lines.
+        notes: what to know beside them.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Count]
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Return the table as lines of text."""
+        width = max(len(row.what) for row in self.rows)
+        lines = [self.title, f"  {'':{width}}" + "".join(f"  {column:>16}" for column in self.columns) + "  goal"]
+        for row in self.rows:
+            line = f"  {row.what:{width}}" + "".join(f"  {figure:16.4g}" for figure in row.figures)
+            if row.goal is not None:
+                line += f"  <= {row.goal} {'met' if max(row.figures) <= row.goal else 'MISSED'}"
+            lines.append(line)
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
 def both(what: str, ours: Cost, theirs: Cost, goal: float | None = None) -> list[Row]:
     """Return a line for the wall time and one for the CPU time; the goal is that of both."""
     return [

@@ -68,7 +68,7 @@ class Workspace:
         """Run a module of this folder in a fresh process."""
         return run([sys.executable, "-m", f"benchmarks.{module}", *arguments], environment)
 
-    def compile(self, spec: Path, store: Path, *options: str, **variables: str) -> tuple[Cost, dict[str, Any]]:
+    def compile(self, spec: Path, store: Path | str, *options: str, **variables: str) -> tuple[Cost, dict[str, Any]]:
         """Run `graphkiln compile`, and return what it took and its report."""
         command = (sys.executable, "-P", "-m", "graphkiln", "compile", spec, "--store", store, "--jobs", str(JOBS))
         done = run([*command, "--json", *options], self.environment(**variables))

@@ -7,8 +7,8 @@ from prefect.states import Completed, Failed
 
 from graphkiln.storage.collection import Collector
 from graphkiln.storage.errors import GraphKilnError
+from graphkiln.storage.quantities import retention_policy
 from graphkiln.storage.store import open_for_writing, open_store
-from graphkiln.tasks.quantities import retention_policy
 
 
 @flow(name="collect", persist_result=False)

@@ -93,7 +93,8 @@ def ensure(
     ref = session.committed
     if ref is None:
         raise RuntimeError(f"{session.resolved.title} has neither failed nor been committed")
-    return CompiledNetwork(session.store.read_manifest(ref.manifest), ref.committed_at, session.store)
+    manifest = session.store.read_manifest(ref.manifest, node_cache="fill")
+    return CompiledNetwork(manifest, ref.committed_at, session.store)
 
 
 def _run(session: "CompileSession", jobs: int) -> None:
@@ -142,7 +143,8 @@ def load(
             seen in its place; and none that is trusted suits.
         BadInputError: a parameter is unknown, or a key or the store cannot be read.
     """
-    opened = open_store(store, storage_options, trusted_keys=trusted_keys)
+    # Each document says itself if a newer GraphKiln wrote it. The store's format is read if nothing suits.
+    opened = open_store(store, storage_options, checked=False, trusted_keys=trusted_keys)
     variants = opened.variants(layout.REFS, name, target)
     suiting: list[CompiledNetwork] = []
     others: list[str] = []
@@ -163,6 +165,7 @@ def load(
     if len(suiting) == 1:
         _warn_if_outdated(opened, suiting[0])
         return suiting[0]
+    opened.read_format()
     if unusable and not suiting:
         raise unusable[0]
     others += [
@@ -190,7 +193,7 @@ def _committed(store: Store, network: str, target: str, variant: Digest) -> Comp
         raise NotCommittedError(
             f"{network} for {target} (variant {variant[:12]}) is not committed", reason="not-committed"
         )
-    return CompiledNetwork(manifest_of(store, ref), ref.committed_at, store)
+    return CompiledNetwork(manifest_of(store, ref, node_cache="use"), ref.committed_at, store)
 
 
 def _misfit(manifest: Manifest, parameters: Mapping[str, Json]) -> str | None:

@@ -67,15 +67,20 @@ def encode(content: bytes) -> tuple[BlobRef, bytes]:
     return BlobRef(digest, encoding, len(stored), content_digest, len(content)), stored
 
 
-def decode(ref: BlobRef, stored: bytes) -> bytes:
+def decode(ref: BlobRef, stored: bytes, digest: Digest | None = None) -> bytes:
     """Return the content, once the stored bytes and the content have matched `ref`.
+
+    Args:
+        ref: what is wanted.
+        stored: what is stored.
+        digest: the digest of `stored`, if it has been taken already.
 
     Raises:
         DamagedStoreError: they do not match.
     """
     if len(stored) != ref.stored_size:
         raise DamagedStoreError(f"it has {len(stored)} bytes instead of {ref.stored_size}", reason="wrong-size")
-    if digest_bytes(stored) != ref.digest:
+    if (digest or digest_bytes(stored)) != ref.digest:
         raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
     if ref.encoding == "identity":
         content, content_digest = stored, ref.digest

@@ -7,9 +7,14 @@ the same on a local disk, in memory and on an object store.
 import abc
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.errors import DamagedStoreError
+
+# What is stored in a place: bytes, nothing, or something that is no object. And the same with the digest of the bytes.
+Stored: TypeAlias = bytes | FileNotFoundError | DamagedStoreError
+Hashed: TypeAlias = tuple[bytes, Digest] | FileNotFoundError | DamagedStoreError
 
 
 class Entry(NamedTuple):
@@ -116,6 +121,10 @@ class StoreFilesystem(abc.ABC):
             except OSError as error:
                 return done + [error] * (len(paths) - len(done))
         return done
+
+    def read_many_with_digests(self, paths: Sequence[str]) -> list[tuple[bytes, Digest] | OSError | DamagedStoreError]:
+        """Return what `read_many` does, and of each object the digest of these very bytes."""
+        return [(item, digest_bytes(item)) if isinstance(item, bytes) else item for item in self.read_many(paths)]
 
     def create_many(self, objects: Sequence[tuple[str, bytes]]) -> list[bool | OSError]:
         """Write objects of different paths, and return for each what `create` would return or raise.

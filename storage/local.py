@@ -13,9 +13,11 @@ import itertools
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from graphkiln.storage.digests import HASH_WHILE_READING_FROM, Digest, digest_bytes, read_with_digest
 from graphkiln.storage.errors import BadInputError, DamagedStoreError
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
@@ -27,6 +29,8 @@ _MODE = 0o666
 
 # Files below this size, in bytes, are read with one call.
 _READ_AT_ONCE = 2**20
+
+Read = TypeVar("Read")
 
 
 class LocalFilesystem(StoreFilesystem):
@@ -42,6 +46,24 @@ class LocalFilesystem(StoreFilesystem):
 
     def read(self, path: str) -> bytes:
         """Return the whole object; see the contract."""
+        return self._read(path, _read_whole)
+
+    def read_many_with_digests(self, paths: Sequence[str]) -> list[tuple[bytes, Digest] | OSError | DamagedStoreError]:
+        """Hash large files while they are read; see the contract."""
+        found: list[tuple[bytes, Digest] | OSError | DamagedStoreError] = []
+        for path in paths:
+            try:
+                found.append(self._read(path, _read_with_digest))
+            except (OSError, DamagedStoreError) as error:
+                found.append(error)
+        return found
+
+    def read_with_digest(self, path: str) -> tuple[bytes, Digest]:
+        """Return the whole object and the digest of these very bytes; raises what `read` does."""
+        return self._read(path, _read_with_digest)
+
+    def _read(self, path: str, read: Callable[[int, int], Read]) -> Read:
+        """Return what `read` makes of the descriptor of an object and its size."""
         final = self._place(path)
         try:
             # A pipe in an object's place must not make a reader wait for a writer.
@@ -56,14 +78,7 @@ class LocalFilesystem(StoreFilesystem):
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise _no_file()
-            if status.st_size < _READ_AT_ONCE:
-                # A file object would take as long as all the rest.
-                data = os.read(descriptor, status.st_size + 1)
-                if len(data) == status.st_size:
-                    return data
-                os.lseek(descriptor, 0, os.SEEK_SET)
-            with open(descriptor, "rb", closefd=False) as file:  # a descriptor has no path
-                return file.read()
+            return read(descriptor, status.st_size)
         finally:
             os.close(descriptor)
 
@@ -232,6 +247,24 @@ def _files_below(folder: str | Path) -> Iterator["os.DirEntry[str]"]:
             yield from _files_below(path)
         else:
             yield entry
+
+
+def _read_with_digest(descriptor: int, size: int) -> tuple[bytes, Digest]:
+    if size >= HASH_WHILE_READING_FROM:
+        return read_with_digest(descriptor, size)
+    data = _read_whole(descriptor, size)
+    return data, digest_bytes(data)
+
+
+def _read_whole(descriptor: int, size: int) -> bytes:
+    if size < _READ_AT_ONCE:
+        # A file object would take as long as all the rest.
+        data = os.read(descriptor, size + 1)
+        if len(data) == size:
+            return data
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as file:  # a descriptor has no path
+        return file.read()
 
 
 def _no_file() -> DamagedStoreError:

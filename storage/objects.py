@@ -11,17 +11,20 @@ import logging
 import secrets
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 
 from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef, decode, encode
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import Body, seal, unseal
 from graphkiln.storage.errors import DamagedStoreError, StoreUnavailableError, UntrustedError
-from graphkiln.storage.filesystem import StoreFilesystem
-from graphkiln.storage.raw_objects import RawObjects, Stored, returned
+from graphkiln.storage.filesystem import Hashed, Stored, StoreFilesystem
+from graphkiln.storage.raw_objects import RawObjects, returned
 from graphkiln.storage.records import QuarantineNote, Signed
 from graphkiln.storage.signing import EVERYBODY, Trust
+
+if TYPE_CHECKING:
+    from graphkiln.storage.node_cache import NodeCache
 
 # A writer that loses this many compare-and-set races in a row is not racing, but broken.
 REPLACE_TRIES = 100
@@ -37,6 +40,10 @@ BATCH_BYTES = 2**28
 Found = TypeVar("Found")
 Item = TypeVar("Item")
 
+# What this host's copies are to a reader of the store. "bypass": nothing. "fill": it reads the store itself, and leaves
+# copies of what was whole. "use": a copy does as well, so that it may not notice what the store has lost.
+NodeCacheUse: TypeAlias = Literal["bypass", "fill", "use"]
+
 
 class ObjectStore(RawObjects):
     """Blobs, and documents at given paths. Safe to share between threads."""
@@ -46,9 +53,11 @@ class ObjectStore(RawObjects):
         filesystem: StoreFilesystem,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         trust: Trust = EVERYBODY,
+        node_cache: "NodeCache | None" = None,
     ) -> None:
         super().__init__(filesystem, now)
         self.trust = trust
+        self._node_cache = node_cache
         self._told: set[str] = set()
 
     def for_everybody(self) -> Self:
@@ -143,39 +152,60 @@ class ObjectStore(RawObjects):
             if path.rpartition("/")[2] in known:
                 _log.warning("%s/%s was missing: it has been written again", self.url, path)
 
-    def get_blob(self, ref: BlobRef, what: str) -> bytes:
+    def get_blob(self, ref: BlobRef, what: str, *, node_cache: NodeCacheUse = "bypass") -> bytes:
         """Return the content of one blob as `get_blobs` does."""
-        return self.get_blobs([(ref, what)])[0]
+        return self.get_blobs([(ref, what)], node_cache=node_cache)[0]
 
-    def get_blobs(self, wanted: Sequence[tuple[BlobRef, str]]) -> list[bytes]:
+    def get_blobs(self, wanted: Sequence[tuple[BlobRef, str]], *, node_cache: NodeCacheUse = "bypass") -> list[bytes]:
         """Return the contents of some blobs, once every digest of theirs matched.
 
         Args:
             wanted: the blobs, and what each is to the reader, for the message.
+            node_cache: what this host's copies are to it; see `NodeCacheUse`.
 
         Raises:
             DamagedStoreError: the first of them that is missing or does not match.
         """
-        return [returned(content) for content in self._contents(wanted)]
+        return [returned(content) for content in self._contents(wanted, node_cache)]
 
-    def damage_of(self, wanted: Sequence[tuple[BlobRef, str]]) -> Iterator[DamagedStoreError]:
+    def damage_of(
+        self, wanted: Sequence[tuple[BlobRef, str]], *, node_cache: NodeCacheUse = "bypass"
+    ) -> Iterator[DamagedStoreError]:
         """Read some blobs, a bounded number of bytes at once, and iterate over what `get_blobs` would raise."""
         for batch in in_batches(wanted, lambda item: item[0].stored_size):
-            yield from (found for found in self._contents(batch) if isinstance(found, DamagedStoreError))
+            yield from (found for found in self._contents(batch, node_cache) if isinstance(found, DamagedStoreError))
 
-    def _contents(self, wanted: Sequence[tuple[BlobRef, str]]) -> Iterator[bytes | DamagedStoreError]:
-        paths = [layout.by_digest(layout.BLOBS, ref.digest) for ref, _ in wanted]
-        for path, (ref, what), found in zip(paths, wanted, self._fetch(paths), strict=True):
+    def _contents(
+        self, wanted: Sequence[tuple[BlobRef, str]], node_cache: NodeCacheUse
+    ) -> Iterator[bytes | DamagedStoreError]:
+        stored = self._fetch(layout.BLOBS, [ref.digest for ref, _ in wanted], node_cache)
+        for (ref, what), found in zip(wanted, stored, strict=True):
             try:
-                yield decode(ref, returned(found))
-            except FileNotFoundError:
-                yield self._damage(path, what, _missing())
+                if not isinstance(found, tuple):
+                    raise found if isinstance(found, DamagedStoreError) else _missing()
+                yield decode(ref, *found)
             except DamagedStoreError as error:
+                path = layout.by_digest(layout.BLOBS, ref.digest)
                 yield error if error.path else self._damage(path, what, error)
 
-    def _fetch(self, paths: Sequence[str]) -> list[Stored]:
-        """Return what `read_all` does, of objects that are named by their digests and that the caller checks."""
-        return self.read_all(paths)
+    def _fetch(self, folder: str, digests: Sequence[Digest], node_cache: NodeCacheUse) -> list[Hashed]:
+        """Return the bytes that are stored under some digests, each with the digest that it has."""
+        fetch = functools.partial(self._fetch_from_store, folder)
+        if self._node_cache is None or node_cache == "bypass":
+            return fetch(digests)
+        if node_cache == "use":
+            return self._node_cache.read(digests, fetch)
+        found = fetch(digests)
+        self._node_cache.keep(zip(digests, found, strict=True))
+        return found
+
+    def _fetch_from_store(self, folder: str, digests: Sequence[Digest]) -> list[Hashed]:
+        paths = [layout.by_digest(folder, digest) for digest in digests]
+        found = self._fs.read_many_with_digests(paths)
+        return [
+            item if isinstance(item, tuple) else self._unless_fault(path, item)
+            for path, item in zip(paths, found, strict=True)
+        ]
 
     def get_stored(self, ref: BlobRef, what: str) -> bytes:
         """Return the stored bytes of a blob, once every digest matched, that of the content included.
@@ -302,7 +332,7 @@ class ObjectStore(RawObjects):
             except FileNotFoundError:
                 raise _missing() from None
             if found != objects[path]:
-                raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
+                raise wrong_digest()
             return found
 
     def _drop(self, path: str, kind: str) -> None:
@@ -351,3 +381,8 @@ def in_batches(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterato
 
 def _missing() -> DamagedStoreError:
     return DamagedStoreError("it is missing", reason="missing")
+
+
+def wrong_digest() -> DamagedStoreError:
+    """Return the error of an object whose bytes are not those that its name says."""
+    return DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")

@@ -4,13 +4,10 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError, UntrustedError
-from graphkiln.storage.filesystem import Entry, StoreFilesystem
-
-# What is stored in a place: bytes, nothing, or something that is no object.
-Stored: TypeAlias = bytes | FileNotFoundError | DamagedStoreError
+from graphkiln.storage.filesystem import Entry, Stored, StoreFilesystem
 
 Found = TypeVar("Found")
 
@@ -43,12 +40,17 @@ class RawObjects:
 
     def read_all(self, paths: Sequence[str]) -> list[Stored]:
         """Return for each path the stored bytes, unchecked, or what `read_raw` would raise."""
-        found: list[Stored] = []
-        for path, item in zip(paths, self._fs.read_many(paths), strict=True):
-            if isinstance(item, OSError) and not isinstance(item, FileNotFoundError):
-                with self._medium(path):
-                    raise item
-            found.append(self._damage(path, "an object", item) if isinstance(item, DamagedStoreError) else item)
+        return [self._unless_fault(path, item) for path, item in zip(paths, self._fs.read_many(paths), strict=True)]
+
+    def _unless_fault(
+        self, path: str, found: Found | OSError | DamagedStoreError
+    ) -> Found | FileNotFoundError | DamagedStoreError:
+        """Return what was found in a place; raise the fault of the medium, if it is one."""
+        if isinstance(found, DamagedStoreError):
+            return self._damage(path, "an object", found)
+        if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):
+            with self._medium(path):
+                raise found
         return found
 
     def create(self, path: str, data: bytes) -> bool:

@@ -9,6 +9,7 @@ from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import DamagedStoreError
+from graphkiln.storage.objects import NodeCacheUse
 from graphkiln.storage.records import ActionResult, Manifest, RefRecord
 from graphkiln.storage.store import Store
 
@@ -23,11 +24,11 @@ def usable_result(store: Store, key: Digest) -> ActionResult | None:
 
 
 def usable_results(store: Store, keys: Iterable[Digest]) -> dict[Digest, ActionResult | None]:
-    """Return what `usable_result` does of each action. All are read side by side."""
+    """Return what `usable_result` does of each action. All are read side by side, from the store itself."""
     found = store.read_actions(list(dict.fromkeys(keys)))
     results = {key: result for key, result in found.items() if result is not None and result.outputs}
     blobs = [item for result in results.values() for item in _blobs_of(result)]
-    damaged = {error.path for error in store.damage_of(blobs)}
+    damaged = {error.path for error in store.damage_of(blobs, node_cache="fill")}
     whole = {
         key: result
         for key, result in results.items()
@@ -78,13 +79,18 @@ def _with_readable_log(store: Store, result: ActionResult) -> ActionResult:
     return without
 
 
-def manifest_of(store: Store, ref: RefRecord) -> Manifest:
+def manifest_of(store: Store, ref: RefRecord, *, node_cache: NodeCacheUse = "bypass") -> Manifest:
     """Return the manifest that a ref names.
+
+    Args:
+        store: the store.
+        ref: the ref.
+        node_cache: what this host's copies are to the reader.
 
     Raises:
         DamagedStoreError: it is missing, does not match its digest, or is whole but another variant's.
     """
-    manifest = store.read_manifest(ref.manifest)
+    manifest = store.read_manifest(ref.manifest, node_cache=node_cache)
     plan = manifest.plan
     if (plan.network.name, plan.target.name, plan.variant) != (ref.network, ref.target, ref.variant):
         path = layout.by_variant(layout.REFS, ref.network, ref.target, ref.variant)

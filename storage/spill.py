@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from graphkiln.storage.digests import Digest
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.filesystem import Entry, StoreFilesystem
 
@@ -98,6 +99,10 @@ class SpillingFilesystem(StoreFilesystem):
     def read_many(self, paths: Sequence[str]) -> list[bytes | OSError | DamagedStoreError]:
         """Read as the file system below does, while nothing is in memory; see the contract."""
         return super().read_many(paths) if self._kept else self._inner.read_many(paths)
+
+    def read_many_with_digests(self, paths: Sequence[str]) -> list[tuple[bytes, Digest] | OSError | DamagedStoreError]:
+        """Read as the file system below does, while nothing is in memory; see the contract."""
+        return super().read_many_with_digests(paths) if self._kept else self._inner.read_many_with_digests(paths)
 
     def create_many(self, objects: Sequence[tuple[str, bytes]]) -> list[bool | OSError]:
         """Write as the file system below does, while it has space; see the contract."""

@@ -5,18 +5,17 @@ import errno
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from graphkiln.storage import layout
 from graphkiln.storage.digests import ALGORITHM, Digest, digest_bytes, is_digest
 from graphkiln.storage.documents import seal, unseal
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, UntrustedError
+from graphkiln.storage.filesystem import Stored
 from graphkiln.storage.keys import action_key
 from graphkiln.storage.local import TEMPORARY_PREFIX
-from graphkiln.storage.locations import open_filesystem
-from graphkiln.storage.objects import REPLACE_TRIES, ObjectStore
-from graphkiln.storage.raw_objects import Stored
+from graphkiln.storage.locations import default_url, open_filesystem, open_node_cache
+from graphkiln.storage.objects import REPLACE_TRIES, NodeCacheUse, ObjectStore, wrong_digest
 from graphkiln.storage.records import (
     ActionResult,
     FailureRecord,
@@ -35,18 +34,6 @@ from graphkiln.storage.spill import SpillingFilesystem
 FORMAT_VERSION = 1
 
 
-def default_url() -> str:
-    """Return the store that is used when none is named: ``$GRAPHKILN_STORE``, else the user's cache folder."""
-    if url := os.environ.get("GRAPHKILN_STORE"):
-        return url
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError as error:
-        message = f"there is no default store: {error}; name one with --store or GRAPHKILN_STORE"
-        raise BadInputError(message, reason="no-store") from error
-    return str(cache / "graphkiln")
-
-
 def open_store(
     url: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -59,15 +46,16 @@ def open_store(
     Args:
         url: where it is; `default_url()` if None.
         options: what fsspec passes to the file system.
-        checked: whether to read the store's format; only a verification does without.
+        checked: whether to read the store's format first, else the caller does if what it looks for is not there.
         trusted_keys: whose signatures count, as files or lines of OpenSSH; ``$GRAPHKILN_TRUSTED_KEYS`` if None.
 
     Raises:
-        BadInputError: the URL cannot be opened, a key cannot be used, or a newer GraphKiln wrote the store.
+        BadInputError: the URL cannot be opened, a key cannot be used, a newer GraphKiln wrote the store, or the
+            environment names a node cache that cannot be.
         DamagedStoreError: the store's format file is damaged, or missing though the store is in use.
         StoreUnavailableError: the medium fails.
     """
-    store = Store(open_filesystem(url or default_url(), options), trust=configured_trust(trusted_keys))
+    store = _opened(url, options, trusted_keys)
     if checked:
         store.read_format()
     return store
@@ -89,14 +77,24 @@ def open_for_writing(
         spills: whether to go on in memory once there is no space left, with a warning; nothing is committed then.
 
     Raises:
-        BadInputError: the URL cannot be opened, a key cannot be used, the store cannot be written, or a newer
-            GraphKiln wrote it.
+        BadInputError: the URL cannot be opened, a key cannot be used, the store cannot be written, a newer GraphKiln
+            wrote it, or the environment names a node cache that cannot be.
         StoreUnavailableError: the medium fails.
     """
-    filesystem = open_filesystem(url or default_url(), options)
-    store = Store(SpillingFilesystem(filesystem) if spills else filesystem, trust=configured_trust(trusted_keys))
+    store = _opened(url, options, trusted_keys, spills=spills)
     store.prepare_for_writing()
     return store
+
+
+def _opened(
+    url: str | None, options: Mapping[str, Any] | None, trusted_keys: TrustedKeys | None, *, spills: bool = False
+) -> "Store":
+    filesystem = open_filesystem(url or default_url(), options)
+    return Store(
+        SpillingFilesystem(filesystem) if spills else filesystem,
+        trust=configured_trust(trusted_keys),
+        node_cache=open_node_cache(filesystem),
+    )
 
 
 class Store(ObjectStore):
@@ -283,21 +281,26 @@ class Store(ObjectStore):
         path = layout.by_variant(layout.PLANS, plan.network.name, plan.target.name, plan.variant)
         self._replace(path, seal("plan", document))
 
-    def read_manifest(self, digest: Digest) -> Manifest:
+    def read_manifest(self, digest: Digest, *, node_cache: NodeCacheUse = "bypass") -> Manifest:
         """Return a manifest.
+
+        Args:
+            digest: its name.
+            node_cache: what this host's copies are to it.
 
         Raises:
             DamagedStoreError: it is missing or does not match its digest.
         """
         path = layout.by_digest(layout.MANIFESTS, digest)
         with self._about(path, "a manifest"):
-            data = self._fetch([path])[0]
-            if isinstance(data, FileNotFoundError):
+            found = self._fetch(layout.MANIFESTS, [digest], node_cache)[0]
+            if isinstance(found, FileNotFoundError):
                 raise DamagedStoreError("it is missing", reason="missing")
-            if isinstance(data, DamagedStoreError):
-                raise data
-            if digest_bytes(data) != digest:
-                raise DamagedStoreError("its bytes do not match its digest", reason="wrong-digest")
+            if isinstance(found, DamagedStoreError):
+                raise found
+            data, actual = found
+            if actual != digest:
+                raise wrong_digest()
             manifest = unseal(data, "manifest", Manifest)
             planned = {graph.name for graph in manifest.plan.graphs}
             if planned != manifest.artifacts.keys() or not all(manifest.artifacts.values()):

@@ -70,13 +70,36 @@ class CompiledNetwork:
             BadInputError: there is no such kernel graph, or the devices do not suit it.
             DamagedStoreError: the artifact is missing or damaged. `ensure` makes it again.
         """
-        planned = self._planned(graph)
-        artifact = self.manifest.artifacts[planned.name]
+        return self._ready(self._artifacts([graph])[0], devices)
+
+    def load_all(self, rank: int | None = None, *, devices: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Return the kernel graphs of a rank by name, ready to run. Their artifacts are read side by side.
+
+        Args:
+            rank: only those that this rank runs; all of them if None.
+            devices: as for `load`, for each of them.
+
+        Raises:
+            BadInputError: the devices do not suit one of them.
+            DamagedStoreError: an artifact is missing or damaged. `ensure` makes it again.
+        """
+        names = self.graphs(rank)
+        artifacts = self._artifacts(names)
+        # Each artifact's bytes go as soon as it is ready.
+        return {name: self._ready(artifacts.pop(0), devices) for name in names}
+
+    def _artifacts(self, graphs: Sequence[str]) -> list[dict[str, bytes]]:
+        refs = [self.manifest.artifacts[self._planned(graph).name] for graph in graphs]
         title = self.manifest.plan.title()
-        contents = self._store.get_blobs(
-            [(ref, f"output {name} of {graph} in {title}") for name, ref in artifact.items()]
-        )
-        outputs = dict(zip(artifact, contents, strict=True))
+        wanted = [
+            (ref, f"output {name} of {graph} in {title}")
+            for graph, outputs in zip(graphs, refs, strict=True)
+            for name, ref in outputs.items()
+        ]
+        contents = iter(self._store.get_blobs(wanted, node_cache="use"))
+        return [{name: next(contents) for name in outputs} for outputs in refs]
+
+    def _ready(self, outputs: Mapping[str, bytes], devices: Sequence[Any] | None) -> Any:
         return self._backend.load(self.manifest.plan.target.settings, outputs, devices)
 
     def pin(self, life: timedelta) -> None:

@@ -331,7 +331,7 @@ def open_session(
         workers: the threads and children to use.
         target: one of the spec's targets; the first if None.
         parameters: what to set over the spec's parameters.
-        store: URL of the store; `graphkiln.storage.store.default_url()` if None.
+        store: URL of the store; `graphkiln.storage.locations.default_url()` if None.
         storage_options: what fsspec passes to the store's file system.
         trusted_keys: whose signatures count; see `graphkiln.storage.store.open_store`.
         ranks: compile only what these ranks need.

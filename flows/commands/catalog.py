@@ -21,7 +21,7 @@ from graphkiln.flows.report_page import write_page
 from graphkiln.flows.report_text import print_catalog_report
 from graphkiln.storage.compaction import compact_catalog
 from graphkiln.storage.leases import Leases
-from graphkiln.tasks.quantities import parse_duration
+from graphkiln.storage.quantities import parse_duration
 
 
 @click.command("report")

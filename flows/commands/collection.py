@@ -23,9 +23,9 @@ from graphkiln.flows.inspection import variant_names
 from graphkiln.storage import layout
 from graphkiln.storage.collection import Collector
 from graphkiln.storage.pins import pin_variant, remove_variant, unpin_variant
+from graphkiln.storage.quantities import parse_duration, retention_policy
 from graphkiln.storage.records import VariantName
 from graphkiln.storage.store import Store
-from graphkiln.tasks.quantities import parse_duration, retention_policy
 
 Answer = TypeVar("Answer")
 

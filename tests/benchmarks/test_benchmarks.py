@@ -35,4 +35,5 @@ def test_both_sides_of_the_bulk_part_store_and_load_the_same(tmp_path: Path, mon
 def test_an_unknown_part_is_refused() -> None:
     done = run("e")
     assert done.returncode == 2
-    assert "there is no part 'e': choose from a, b, c, d, bulk, catalog, large-store" in done.stderr
+    parts = "a, b, c, d, bulk, catalog, large_store, verified_read, warm_s3"
+    assert f"there is no part 'e': choose from {parts}" in done.stderr

@@ -13,7 +13,6 @@ import graphkiln
 from graphkiln.storage import layout
 from graphkiln.storage.errors import DamagedStoreError, NotCommittedError
 from graphkiln.storage.store import open_store
-from graphkiln.tasks.quantities import parse_duration, parse_size
 from tests.flows.cc_networks import NAME, TARGET, CcNetwork, call
 
 KERNELS = {"double": "int run(int a) { return 2 * a; }", "triple": "int run(int a) { return 3 * a; }"}
@@ -121,32 +120,6 @@ def test_no_store_is_made_only_to_be_collected(tmp_path: Path, command: list[str
     assert done.returncode == 2
     assert f"there is no store at {tmp_path / 'nowhere'}" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("45s", 45), ("90m", 5400), (" 1.5h ", 5400), ("30d", 2592000), ("2 w", 1209600)]
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text).total_seconds() == seconds
-
-
-@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "1y", "9" * 40 + "w", "1d2h"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(graphkiln.BadInputError, match="is no duration"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("0", 0), ("1000", 1000), ("200GB", 200 * 10**9), ("1.5 TiB", 3 * 2**39), ("7k", 7000)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1 XB", "1 iB"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(graphkiln.BadInputError, match="is no size"):
-        parse_size(text)
 
 
 def _expire_run_pins(store: str) -> None:

@@ -14,14 +14,14 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from graphkiln.storage import layout, store
+from graphkiln.storage import layout
 from graphkiln.storage.blobs import BlobRef
 from graphkiln.storage.conditional import ConditionalFilesystem
 from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, GraphKilnError, StoreUnavailableError
 from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
-from graphkiln.storage.locations import open_filesystem
+from graphkiln.storage.locations import default_url, open_filesystem
 from graphkiln.storage.remote import RemoteFilesystem
 from graphkiln.storage.spill import SpillingFilesystem
 from graphkiln.storage.store import Store, open_for_writing, open_store
@@ -752,10 +752,10 @@ def test_a_read_only_store_is_read_and_not_prepared_for_writing(mount: Mount) ->
 
 def test_the_default_store_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GRAPHKILN_STORE", "memory://named")
-    assert store.default_url() == "memory://named"
+    assert default_url() == "memory://named"
     monkeypatch.delenv("GRAPHKILN_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.default_url() == str(tmp_path / "graphkiln")
+    assert default_url() == str(tmp_path / "graphkiln")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert store.default_url() == str(tmp_path / ".cache" / "graphkiln")
+    assert default_url() == str(tmp_path / ".cache" / "graphkiln")

@@ -13,10 +13,10 @@ from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.errors import BadInputError, DamagedStoreError, StoreUnavailableError
 from graphkiln.storage.leases import LeaseRecord, Leases, Observation
 from graphkiln.storage.local import LocalFilesystem
-from graphkiln.storage.locations import open_filesystem
+from graphkiln.storage.locations import default_url, open_filesystem
 from graphkiln.storage.objects import CREATE_TRIES
 from graphkiln.storage.remote import RemoteFilesystem
-from graphkiln.storage.store import Store, default_url, open_for_writing
+from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.storage.verify import verify_store
 from tests.storage.samples import OUTPUTS, blob_ref, compile_toy, load_toy, make_complete, plan_of, result_of
 

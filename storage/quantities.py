@@ -12,8 +12,8 @@ _LONGEST = timedelta(days=36_500)
 # Both families of units are in use for storage: the decimal ones of disks, the binary ones of memory.
 _BYTES = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgtp", 1)}}
 _BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgtp", 1)}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?i?)b?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhdw])")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_duration(text: str) -> timedelta:
