@@ -1,6 +1,11 @@
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from graphkiln.flows.embedded_server import EmbeddedServer
+from tests.flows.prefect_api import Server
 
 _KERNELS = {
     "negate": "int run(int a) { return -a; }",
@@ -47,3 +52,20 @@ def without_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Prefect server is configured, whatever the user has."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prefect server. Tests that use it belong to the group `prefect`, so that one worker starts one."""
+    home = tmp_path_factory.mktemp("prefect")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+            patch.delenv(name)
+        patch.setenv("PREFECT_HOME", str(home))
+        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+        embedded = EmbeddedServer()
+    try:
+        embedded.wait_until_ready()
+        yield Server(embedded.url, home)
+    finally:
+        embedded.stop()
