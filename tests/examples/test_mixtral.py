@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib
-import json
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -209,49 +207,3 @@ def test_adamw_is_the_published_one(modules: dict[str, Any]) -> None:
     master = master - config.learning_rate * change - config.learning_rate * config.weight_decay * master
     for name, wanted in (("master", master), ("mean", mean), ("square", square)):
         np.testing.assert_allclose(found[name]["w"], wanted, rtol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def numerics() -> dict[str, Any]:
-    program = Path(__file__).with_name("mixtral_numerics.py")
-    run = subprocess.run([sys.executable, program, FOLDER], check=False, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
-
-
-@pytest.mark.slow
-def test_the_loss_is_that_of_a_plain_numpy_mixtral(numerics: dict[str, Any]) -> None:
-    assert numerics["skipped_places"] > 0, "no expert was full, so that the capacity went untested"
-    assert numerics["numpy_to_direct_loss"] < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["whole", "split"])
-def test_the_pipeline_computes_what_the_whole_network_does(numerics: dict[str, Any], pipeline: str) -> None:
-    """`whole` stages are on one device each, `split` ones on 2 x 2 devices."""
-    assert numerics[f"{pipeline}_to_direct_loss"] < 1e-6
-    assert numerics[f"{pipeline}_to_direct_gradient"] < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["whole", "split"])
-def test_an_update_moves_the_weights_and_clears_the_sums(numerics: dict[str, Any], pipeline: str) -> None:
-    assert numerics[f"{pipeline}_update"] < 1e-6
-    assert numerics[f"{pipeline}_sums_after_update"] == 0
-
-
-@pytest.mark.slow
-def test_training_makes_the_loss_fall(numerics: dict[str, Any]) -> None:
-    first, second, third = numerics["losses"]
-    assert first > second > third > 0
-
-
-@pytest.mark.slow
-def test_compiled_kernel_graphs_train_exactly_as_plain_jax(numerics: dict[str, Any], tmp_path: Path) -> None:
-    """Not a bit differs, though here each stage has devices of its own, and there all share theirs."""
-    command = [sys.executable, str(FOLDER / "train.py"), "--steps", "3", "--store", str(tmp_path)]
-    run = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    losses = enumerate(numerics["losses"], start=1)
-    assert run.stdout == "".join(f"step {step} loss {loss!r}\n" for step, loss in losses)

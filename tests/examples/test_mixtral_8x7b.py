@@ -71,11 +71,6 @@ def test_cpu_target_compiles_once_and_again_only_what_a_change_reaches(store: Pa
     assert set(states(first).values()) == {"compiled"}
     assert first["committed"] is True
 
-    code, again = compile_mixtral(EXAMPLE, store)
-    assert code == 0
-    assert set(states(again).values()) == {"cached"}
-    assert again["manifest"] == first["manifest"]
-
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(EXAMPLE, elsewhere)
     for source in elsewhere.glob("*.py"):
@@ -83,6 +78,7 @@ def test_cpu_target_compiles_once_and_again_only_what_a_change_reaches(store: Pa
     code, moved = compile_mixtral(elsewhere, store)
     assert code == 0
     assert set(states(moved).values()) == {"cached"}
+    assert moved["manifest"] == first["manifest"]
 
     code, changed = compile_mixtral(EXAMPLE, store, "--set", "z_loss=0.002", "--no-prefect")
     assert code == 0

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from graphkiln.flows.embedded_server import EmbeddedServer
+from tests.flows.prefect_api import Server
+
 _KERNELS = {
     "negate": "int run(int a) { return -a; }",
     "scale": "int run(int a) { return 3 * a; }",
@@ -61,3 +64,20 @@ def fast_folder(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=memory) as made:
         yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Prefect server. Tests that use it belong to the group `prefect`, so that one worker starts one."""
+    home = tmp_path_factory.mktemp("prefect")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+            patch.delenv(name)
+        patch.setenv("PREFECT_HOME", str(home))
+        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+        embedded = EmbeddedServer()
+    try:
+        embedded.wait_until_ready()
+        yield Server(embedded.url, home)
+    finally:
+        embedded.stop()

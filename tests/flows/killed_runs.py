@@ -24,6 +24,7 @@ AFTER = "after the commit"
 _RUN_SECONDS = 120.0
 _END_SECONDS = 3.0
 _ASK_SECONDS = 0.05
+_POLL_SECONDS = 0.01
 
 
 class Run:
@@ -115,17 +116,22 @@ class Killer:
         self._durations = dict(durations)
         self._graphs = graphs
         self._random = random.Random(seed)  # noqa: S311  the moments are no secret
+        self._moment = 0.0
 
     def kill(self, run: Run, stage: str) -> bool:
         """Kill a run at a random moment of a stage; False if it had ended before."""
         run.read_until(functools.partial(stage_reached, stage, self._graphs))
-        run.read_until(lambda _: False, self._random.uniform(0, self._durations[stage]))
+        self._moment = self._random.uniform(0, self._durations[stage])
+        run.read_until(lambda _: False, self._moment)
         return run.kill()
 
     def learn(self, aimed_at: str, hit: str) -> None:
-        """Aim earlier after a kill that came too late, and a little later after any other."""
+        """Aim earlier than the last kill if it came too late, and a little later after any other."""
         order = [*STAGES, AFTER]
-        self._durations[aimed_at] *= 0.5 if order.index(hit) > order.index(aimed_at) else 1.2
+        if order.index(hit) > order.index(aimed_at):
+            self._durations[aimed_at] = min(self._moment, self._durations[aimed_at] * 0.5)
+        else:
+            self._durations[aimed_at] *= 1.2
 
 
 def plan_in(store: Store) -> Plan | None:
@@ -160,11 +166,11 @@ def stage_of(store: Store, plan_before: Plan | None, committed_before: Digest | 
 def survivors(folder: Path) -> list[psutil.Process]:
     """Return the processes that work in a folder for temporary files and do not end within the time allowed."""
     deadline = time.monotonic() + _END_SECONDS
-    while found := [process for process in psutil.process_iter() if _works_in(process, folder)]:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        psutil.wait_procs(found, timeout=left)
+    found = [process for process in psutil.process_iter() if _works_in(process, folder)]
+    # Until they are zombies: when the system's first process takes those away is no business of ours.
+    while found and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        found = [process for process in psutil.process_iter() if _works_in(process, folder)]
     return found
 
 

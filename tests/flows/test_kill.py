@@ -2,13 +2,12 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import graphkiln
-from graphkiln.flows.embedded_server import EmbeddedServer
 from graphkiln.storage.errors import NotCommittedError
 from graphkiln.storage.store import open_store
 from graphkiln.storage.verify import verify_store
@@ -25,6 +24,7 @@ from tests.flows.killed_runs import (
     stage_of,
     survivors,
 )
+from tests.flows.prefect_api import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_prefect")]
 
@@ -53,6 +53,8 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         slow = "sleep 0.02"
         self.network = CcNetwork(folder / "network", _kernels(former=False), before=slow)
+        # A run that follows a kill waits for the dead run's leases: the least that a spec may ask for.
+        self.network.limit("lease_seconds = 1")
         former = CcNetwork(folder / "former", _kernels(former=True), before=slow)
         # Both have one compiler, as its path is an option of the target.
         former.spec.write_text(self.network.spec.read_text())
@@ -78,18 +80,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path / "scene")
 
 
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
-        server = EmbeddedServer()
-    try:
-        server.wait_until_ready()
-        yield server.url
-    finally:
-        server.stop()
-
-
 def test_killed_runs_without_prefect(scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = {"PREFECT_HOME": str(tmp_path / "prefect")}
     counts = _kill_often(scene, tmp_path, environment, ["--no-prefect"], DIRECT_KILLS)
@@ -98,8 +88,9 @@ def test_killed_runs_without_prefect(scene: Scene, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.prefect
-def test_killed_flows(scene: Scene, server_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    environment = {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": server_url}
+@pytest.mark.xdist_group("prefect")
+def test_killed_flows(scene: Scene, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": server.url}
     counts = _kill_often(scene, tmp_path, environment, [], FLOW_KILLS)
     with capsys.disabled():
         _print_table("flows on one server", counts)

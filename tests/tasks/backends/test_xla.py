@@ -20,6 +20,7 @@ from graphkiln.storage.errors import BadInputError
 from graphkiln.tasks.backends.xla import XlaBackend
 from graphkiln.tasks.backends.xla_toolchain import VARIABLE, toolchain_variable
 
+pytestmark = pytest.mark.xdist_group("xla")
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs the jax extra")
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the tpu extra")
 

@@ -17,6 +17,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.jax,
+    pytest.mark.xdist_group("jax-frontend"),
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs the jax extra"),
 ]
 
