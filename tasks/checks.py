@@ -8,7 +8,7 @@ from datetime import timedelta
 from graphkiln.storage.errors import BadInputError
 from graphkiln.storage.ranks import RankSet
 
-_AGE = re.compile(r"(\d{1,5})\s*([smhdw])")
+_AGE = re.compile(r"([0-9]{1,5})\s*([smhdw])")
 _AGE_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
