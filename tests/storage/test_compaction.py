@@ -121,6 +121,16 @@ def test_many_rows_of_many_networks_are_the_same_before_and_after(store: Store) 
     assert rows_in(store) == expected([row for rows in runs for row in rows])
 
 
+@pytest.mark.s3
+@pytest.mark.xdist_group("s3")
+def test_a_catalogue_on_s3(in_s3: Callable[[], StoreFilesystem]) -> None:
+    store = Store(in_s3())
+    fill(store)
+    assert compact(store) == Compaction(before=4, after=2, rows=12, repeated_rows=3, damaged=())
+    assert len(part_paths(store)) == 2
+    assert rows_in(store) == expected(ROWS)
+
+
 # ---------------------------------------------------------------------- faults
 
 
