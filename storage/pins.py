@@ -171,8 +171,10 @@ def pins_of(store: Store) -> Iterator[tuple[str, PinRecord]]:
     """
     now = store.now()
     for entry in list(store.entries(layout.PINS)):
+        if not is_pin_path(entry.path):
+            continue
         try:
-            pin = store.read_pin(entry.path) if is_pin_path(entry.path) else None
+            pin = store.read_pin(entry.path)
         except DamagedStoreError as error:
             of_a_run = entry.path.startswith(f"{layout.RUN_PINS}/")
             if of_a_run and entry.modified + (RUN_PIN_LIFE + CLOCK_SKEW).total_seconds() < now.timestamp():

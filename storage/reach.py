@@ -123,7 +123,7 @@ class Reach:
             needs |= self._of_plan(document.plan) | _blobs([document.previous] if document.previous else [])
         ref: RefRecord | None = None
         try:
-            ref = self.store.read_ref(*name)
+            ref = _read_twice(functools.partial(self.store.read_ref, *name))
         except DamagedStoreError:
             self._lost_refs = True
         if ref is not None:
@@ -145,7 +145,9 @@ class Reach:
     def _of_actions(self, keys: Sequence[Digest]) -> set[str]:
         unknown = [key for key in keys if key not in self._actions]
         found = self.store.read_actions(unknown)
-        self._actions.update({key: result for key, result in found.items() if result is not None})
+        # Those that were damaged on their way are left out.
+        again = {key: _whole(functools.partial(self.store.read_action, key)) for key in unknown if key not in found}
+        self._actions.update({key: result for key, result in (found | again).items() if result is not None})
         needs = {layout.by_digest(layout.ACTIONS, key) for key in keys}
         for key in keys:
             result = self._actions.get(key)
@@ -165,8 +167,15 @@ def _blobs(refs: Iterable[BlobRef]) -> set[str]:
 
 
 def _whole(read: Callable[[], Found | None]) -> Found | None:
-    """Return what is read; None if it is damaged: it needs nothing then, as it will be made again."""
+    """Return what is read; None if it is damaged, and not only on its way here: it will be made again."""
+    try:
+        return _read_twice(read)
+    except DamagedStoreError:
+        return None
+
+
+def _read_twice(read: Callable[[], Found]) -> Found:
     try:
         return read()
     except DamagedStoreError:
-        return None
+        return read()

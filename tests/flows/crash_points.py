@@ -9,15 +9,18 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
 from graphkiln.storage import layout
+from graphkiln.storage.collection import Collector
 from graphkiln.storage.errors import DamagedStoreError
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.plans import distinct_graphs
 from graphkiln.storage.records import Plan
 from graphkiln.storage.results import manifest_of
+from graphkiln.storage.retention import Policy
 from graphkiln.storage.store import Store, open_for_writing
 from graphkiln.tasks.session import Report
 from tests.flows.stand_in_workers import Kernels, Outputs, resolved_network, run
@@ -130,6 +133,13 @@ def _compiles(kernels: Kernels, failing: str = "") -> Act:
     return lambda store: run(store, kernels, failing)[0]
 
 
+def _collects(store: Callable[[], Store]) -> None:
+    """Collect, ten days later: all that nobody needs is old enough."""
+    waited: list[float] = []
+    opened = Store(store()._fs, now=lambda: datetime.now(UTC) + timedelta(days=10))
+    Collector(opened, Policy(), sleep=waited.append, monotonic=lambda: sum(waited)).run()
+
+
 def _after(*runs: Act) -> dict[str, bytes]:
     """Return the objects of a store in which these runs were made."""
     place = ObjectStore({})
@@ -150,7 +160,6 @@ def _mending(*folders: str) -> Scenario:
     return Scenario(harmed, _compiles(KERNELS), committed=KERNELS, damaged=frozenset(damaged | results))
 
 
-# To try the points of something else, such as of a collection, add it here.
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "a first run": lambda: Scenario({}, _compiles(KERNELS)),
     "a run with nothing to do": lambda: Scenario(_after(_compiles(KERNELS)), _compiles(KERNELS), KERNELS),
@@ -164,6 +173,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "a mending of documents": lambda: _mending(
         layout.FORMAT, layout.PLANS, layout.REFS, layout.MANIFESTS, layout.ACTIONS
     ),
+    "a collection": lambda: Scenario(_after(_compiles(FORMER), _compiles(KERNELS)), _collects, KERNELS),
     "a mending of blobs": lambda: _mending(layout.BLOBS),
 }
 

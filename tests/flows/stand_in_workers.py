@@ -12,7 +12,9 @@ from typing import cast
 from graphkiln.flows.direct import run_direct
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.leases import Leases
+from graphkiln.storage.pins import RunPin
 from graphkiln.storage.ranks import RankSet
+from graphkiln.storage.records import VariantName
 from graphkiln.storage.store import Store
 from graphkiln.tasks.contracts import KernelGraph
 from graphkiln.tasks.frontends.file import PAYLOAD_FORMAT
@@ -117,6 +119,15 @@ class StandInWorkers(Workers):
             self._own_leases = Leases(store, seconds=lease_seconds, monotonic=lambda: self.waited)
         return SingleFlight(store, self._own_leases, _Waiting(self), lambda: self._slots)
 
+    def pin(self, store: Store, variant: VariantName) -> RunPin:
+        pin = super().pin(store, variant)
+        pin._sleep, pin._monotonic = self.wait, lambda: self.waited
+        return pin
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.waited += seconds
+
     def close(self) -> None:
         super().close()
         if self._own_leases is not None:
@@ -132,7 +143,7 @@ class _Waiting(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
-        self._workers.waited += timeout
+        self._workers.wait(timeout)
         return False
 
 
