@@ -1,6 +1,6 @@
 """``python -m benchmarks.catalog_steps STEP FOLDER``: one step of part catalog, in a process of its own.
 
-Prints its seconds, without imports, and the most megabytes that the process had resident.
+Prints its seconds, wall and CPU, without imports, and the most megabytes that the process had resident.
 """
 
 import json
@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.measure import Cost
 from graphkiln.flows.report import report_on
 from graphkiln.storage.catalog import CatalogRow, schema, write_part
 from graphkiln.storage.compaction import compact_catalog
@@ -77,15 +78,15 @@ def write(folder: Path) -> dict[str, float]:
     """Write each run's rows by the catalogue, and as a file by pyarrow alone, in turns."""
     store, plain = open_store(str(folder / "store")), folder / "plain"
     plain.mkdir()
-    ours = theirs = 0.0
+    ours = theirs = Cost(0.0, 0.0)
     for number, rows in enumerate(runs()):
         records = [_plain(row) for row in rows]
-        started = time.perf_counter()
+        started = _now()
         write_part(store, rows)
-        between = time.perf_counter()
+        between = _now()
         pq.write_table(pa.Table.from_pylist(records, schema()), plain / f"{number:04}.parquet", **WRITE)
-        ours, theirs = ours + between - started, theirs + time.perf_counter() - between
-    return {"seconds": ours, "plain_seconds": theirs}
+        ours, theirs = ours.plus(between - started), theirs.plus(_now() - between)
+    return {"wall": ours.wall, "cpu": ours.cpu, "plain_wall": theirs.wall, "plain_cpu": theirs.cpu}
 
 
 def _plain(row: CatalogRow) -> dict[str, Any]:
@@ -118,12 +119,17 @@ STEPS: dict[str, Callable[[Path], object]] = {
 }
 
 
+def _now() -> Cost:
+    return Cost(time.perf_counter(), time.process_time())
+
+
 def main() -> None:
     """Run the step that is named, and print what it took."""
     step, folder = sys.argv[1:]
-    started = time.perf_counter()
+    started = _now()
     told = STEPS[step](Path(folder))
-    found = {"seconds": time.perf_counter() - started} | (told if isinstance(told, dict) else {})
+    cost = _now() - started
+    found = {"wall": cost.wall, "cpu": cost.cpu} | (told if isinstance(told, dict) else {})
     print(json.dumps({**found, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 
 

@@ -20,6 +20,10 @@ class Cost(NamedTuple):
     wall: float
     cpu: float
 
+    def plus(self, other: "Cost") -> "Cost":
+        """Return what both took."""
+        return Cost(self.wall + other.wall, self.cpu + other.cpu)
+
     def __sub__(self, other: "Cost") -> "Cost":
         return Cost(self.wall - other.wall, self.cpu - other.cpu)
 
