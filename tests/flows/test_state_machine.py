@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from graphkiln.storage import layout
+from graphkiln.storage.collection import Collector
 from graphkiln.storage.errors import DamagedStoreError, GraphKilnError
 from graphkiln.storage.filesystem import StoreFilesystem
 from graphkiln.storage.local import TEMPORARY_PREFIX, LocalFilesystem
 from graphkiln.storage.remote import RemoteFilesystem
+from graphkiln.storage.retention import Policy
 from graphkiln.storage.s3 import S3Filesystem
 from graphkiln.storage.store import Store
 from graphkiln.storage.verify import verify_store
@@ -39,6 +41,8 @@ VERSIONS: dict[str, Kernels] = {
 # What a reader may find instead.
 NOTHING, DAMAGED = "nothing", "damaged"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+# When collectors are at work: all objects are old then, whatever clock their file system has.
+LATER = datetime(2126, 1, 2, tzinfo=UTC)
 
 # More than any run has.
 MOST_OPERATIONS = 90
@@ -135,6 +139,22 @@ class Lockstep(RuleBasedStateMachine):
         self.harmed.add(path)
         self.ever_harmed |= {path, *_results(self.filesystems[0])}
 
+    # ------------------------------------------------------------------ collectors
+
+    @rule()
+    def collect(self) -> None:
+        """All that nobody needs goes, and what is committed stays."""
+        self._all(_collect)
+        self.read()
+
+    @rule(at=moments, fault=st.sampled_from(FAULTS))
+    def collect_disturbed(self, at: int, fault: str) -> None:
+        """What was left of it is taken away by the next one."""
+        for filesystem in self.filesystems:
+            _end_of(lambda filesystem=filesystem: _collect(filesystem, FaultPoint(at, fault)))  # type: ignore[misc]
+        self._all(_collect)
+        self.read()
+
     # ------------------------------------------------------------------ what always holds
 
     def _is_right(self, seen: str, versions: list[str]) -> None:
@@ -152,12 +172,19 @@ def _run(
     filesystem: StoreFilesystem, version: str, failing: str = "", point: FaultPoint | None = None
 ) -> tuple[object, list[str]]:
     def opened() -> Store:
-        store = Store(filesystem if point is None else FaultyFilesystem(filesystem, point))
+        store = Store(filesystem if point is None else FaultyFilesystem(filesystem, point), now=lambda: NOW)
         store.prepare_for_writing()
         return store
 
     report, workers = run(opened, VERSIONS[version], failing)
     return report.manifest, workers.compiled
+
+
+def _collect(filesystem: StoreFilesystem, point: FaultPoint | None = None) -> tuple[object, list[str]]:
+    store = Store(filesystem if point is None else FaultyFilesystem(filesystem, point), now=lambda: LATER)
+    waited: list[float] = []
+    found = Collector(store, Policy(), sleep=waited.append, monotonic=lambda: sum(waited)).run()
+    return None, [item.network for item in found.freed]
 
 
 def _end_of(act: Callable[[], tuple[object, list[str]]]) -> str:
@@ -190,7 +217,8 @@ def _names(filesystem: StoreFilesystem) -> list[str]:
     return [
         path
         for path in filesystem.names("")
-        if not path.startswith(layout.QUARANTINE) and not path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+        if not path.startswith((layout.QUARANTINE, layout.PINS, layout.CATALOG))
+        and not path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
     ]
 
 
@@ -209,8 +237,7 @@ class Stopped(datetime):
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("parse", "compile", "commit"):
-        monkeypatch.setattr(f"graphkiln.tasks.{module}.datetime", Stopped)
+    monkeypatch.setattr("graphkiln.tasks.compile.datetime", Stopped)
 
 
 def _local_and_memory(folder: Path) -> list[StoreFilesystem]:
