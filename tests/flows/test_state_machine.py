@@ -92,6 +92,8 @@ class Lockstep(RuleBasedStateMachine):
         self.committed.append(version)
         if ends[0] == "committed":
             self.committed, self.harmed = [version], set()
+        self.read()
+        self.verify()
 
     @rule(version=versions, other=versions, at=moments)
     def run_beside_another(self, version: str, other: str, at: int) -> None:
@@ -130,10 +132,12 @@ class Lockstep(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ damage
 
-    @precondition(lambda self: self.committed != [NOTHING])
+    @precondition(lambda self: bool(_names(self.filesystems[0])))
     @rule(data=st.data(), how=st.sampled_from(sorted(HARMS)))
     def damage(self, data: st.DataObject, how: str) -> None:
         path = data.draw(st.sampled_from(_names(self.filesystems[0])))
+        if not self.filesystems[0].read(path):
+            return  # nothing is left of it
         for filesystem in self.filesystems:
             harm(filesystem, path, how)
         self.harmed.add(path)
