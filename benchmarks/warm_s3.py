@@ -44,7 +44,7 @@ def measure(workspace: Workspace) -> CountTable:
     first, second, ensure = zip(*columns, strict=True)
     return CountTable(
         "(warm_s3) Requests to an S3 server for a warm start of eight kernel graphs",
-        ("C, 1 output each", "Mixtral, 2 each"),
+        ("C kernels", "Mixtral-8x7B"),
         [
             Count("first rank of a host", _totals(first), FIRST_GOAL),
             Count("second rank of the host", _totals(second), SECOND_GOAL),

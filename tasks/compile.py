@@ -10,6 +10,7 @@ from graphkiln.storage.pins import RunPin
 from graphkiln.storage.plans import parts_of
 from graphkiln.storage.records import ActionResult, CompileStats, FailureRecord, Plan, PlannedGraph
 from graphkiln.storage.store import Store
+from graphkiln.tasks.artifacts import pack
 from graphkiln.tasks.outcome import GraphOutcome, outcome_of_failure, outcome_of_result
 from graphkiln.tasks.sandbox.pool import ChildBadInputError, ChildFailedError, ChildPool, ChildResult, CompileJob
 
@@ -51,12 +52,13 @@ def _compile_job(plan: Plan, graph: PlannedGraph, payload: bytes) -> CompileJob:
 def _store_result(
     plan: Plan, graph: PlannedGraph, made: ChildResult[dict[str, bytes]], store: Store, pin: RunPin
 ) -> ActionResult:
-    outputs = _put_pinned(list(made.value.values()), store, pin)
+    artifact = pack(made.value)
+    outputs = _put_pinned(list(artifact.values()), store, pin)
     log = _put_pinned([made.log], store, pin)[0] if made.log else None
     result = ActionResult(
         key=graph.key,
         parts=parts_of(plan, graph),
-        outputs=dict(zip(made.value, outputs, strict=True)),
+        outputs=dict(zip(artifact, outputs, strict=True)),
         log=log,
         stats=_stats(made.seconds, made.peak_memory_bytes),
     )

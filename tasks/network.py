@@ -12,6 +12,7 @@ from graphkiln.storage.leases import this_process
 from graphkiln.storage.pins import pin_manifest
 from graphkiln.storage.records import Manifest, PlannedGraph
 from graphkiln.storage.store import Store
+from graphkiln.tasks.artifacts import unpack
 from graphkiln.tasks.checks import refuse_unknown
 from graphkiln.tasks.contracts import Backend
 from graphkiln.tasks.registry import load_backend
@@ -99,8 +100,8 @@ class CompiledNetwork:
         contents = iter(self._store.get_blobs(wanted, node_cache="use"))
         return [{name: next(contents) for name in outputs} for outputs in refs]
 
-    def _ready(self, outputs: Mapping[str, bytes], devices: Sequence[Any] | None) -> Any:
-        return self._backend.load(self.manifest.plan.target.settings, outputs, devices)
+    def _ready(self, artifact: Mapping[str, bytes], devices: Sequence[Any] | None) -> Any:
+        return self._backend.load(self.manifest.plan.target.settings, unpack(artifact), devices)
 
     def pin(self, life: timedelta) -> None:
         """Keep what this network names from being collected, though it be replaced or removed meanwhile.
