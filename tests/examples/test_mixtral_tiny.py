@@ -108,7 +108,8 @@ def manifest_of(store: Path) -> Manifest:
 
 
 def executable(store: Path) -> Path:
-    return store / layout.by_digest(layout.BLOBS, manifest_of(store).artifacts[QUICK]["executable"].digest)
+    (artifact,) = manifest_of(store).artifacts[QUICK].values()
+    return store / layout.by_digest(layout.BLOBS, artifact.digest)
 
 
 def action(store: Path) -> Path:
