@@ -228,7 +228,9 @@ def decode(data: bytes, where: str, columns: Sequence[str] | None = None) -> "pa
                 )
             if version < 1 or not file.schema_arrow.equals(schema()):
                 raise DamagedStoreError(f"{where} is damaged: it has not the columns of a catalogue")
-            return file.read(columns)
+            # A thread of pyarrow's that lets go of `data` needs Python's lock. If the process ends just then, Python
+            # kills the thread in the middle of C++ code, which aborts the process.
+            return file.read(columns, use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedStoreError(f"{where} is damaged: it cannot be read as Parquet: {error}") from error
 

@@ -170,7 +170,11 @@ def _is_named(store: Store, path: str) -> bool:
     if not path.startswith(layout.BLOBS):
         return True
     name = path.rpartition("/")[2].encode()
-    return any(name in store.read_raw(other) for other in store.names("") if not other.startswith(layout.QUARANTINE))
+    return any(
+        name in store.read_raw(other)
+        for other in store.names("")
+        if not other.startswith((layout.QUARANTINE, layout.PINS))
+    )
 
 
 def _is_temporary(path: str) -> bool:
