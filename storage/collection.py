@@ -23,7 +23,7 @@ from graphkiln.storage.errors import StoreUnavailableError
 from graphkiln.storage.filesystem import Entry
 from graphkiln.storage.leases import TIME_TO_LIVE_SECONDS, Leases, Observation, this_process
 from graphkiln.storage.local import TEMPORARY_PREFIX
-from graphkiln.storage.pins import SWEEP_SECONDS
+from graphkiln.storage.pins import LONGEST_SWEEP_SECONDS, SWEEP_SECONDS
 from graphkiln.storage.reach import Reach, Roots
 from graphkiln.storage.records import SweepRecord, VariantName
 from graphkiln.storage.retention import Policy, VariantFacts, dropped_variants
@@ -190,6 +190,9 @@ class Collector:
             started = self._begin_batch()
             roots = self._roots()
             took = self._monotonic() - started
+            if took > LONGEST_SWEEP_SECONDS / 8:
+                message = f"reading what {self._store.url} needs took {took:.0f} s, too long to delete beside runs"
+                raise StoreUnavailableError(message, reason="too-slow", retryable=True)
             if took > self._seconds / 4:
                 # A run that waits may have given this batch up before it deletes anything: say so first.
                 self._seconds = 8 * took

@@ -27,6 +27,8 @@ from graphkiln.storage.periodic import Periodic
 from graphkiln.storage.store import Store
 
 TIME_TO_LIVE_SECONDS = 30.0
+# However long a lease says that it lives, nobody waits longer for a sign of life: it may be planted.
+LONGEST_LIFE_SECONDS = 3600.0
 _RENEWALS_PER_LIFE = 3
 
 _log = logging.getLogger("graphkiln")
@@ -71,7 +73,8 @@ class Observation:
 
     def expired(self, now: float) -> bool:
         """Tell whether the lease has not been renewed for its time to live."""
-        return now - self.since >= (self.record.seconds if self.record else TIME_TO_LIVE_SECONDS)
+        seconds = self.record.seconds if self.record else TIME_TO_LIVE_SECONDS
+        return now - self.since >= min(seconds, LONGEST_LIFE_SECONDS)
 
 
 class Leases:

@@ -34,6 +34,8 @@ CLOCK_SKEW = timedelta(minutes=2)
 
 # A sweep whose record does not say how long it takes, as it is damaged.
 SWEEP_SECONDS = 30.0
+# However long a sweep says that it takes, nobody waits longer: the record may be planted.
+LONGEST_SWEEP_SECONDS = 3600.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.05, 1.0
 
 _log = logging.getLogger("graphkiln")
@@ -254,7 +256,7 @@ def _kept_path(variant: VariantName) -> str:
 
 def _sweep_seconds(content: bytes) -> float:
     try:
-        return unseal(content, "sweep", SweepRecord).seconds
+        return min(unseal(content, "sweep", SweepRecord).seconds, LONGEST_SWEEP_SECONDS)
     except DamagedStoreError:
         return SWEEP_SECONDS
 

@@ -44,6 +44,7 @@ class LimitsSpec(BaseModel):
     lease_seconds: float = Field(
         default=30,
         ge=1,
+        le=3600,
         allow_inf_nan=False,
         description="How long runs that wait for another's compile wait after its last sign of life.",
     )

@@ -7,7 +7,8 @@ import pytest
 
 from graphkiln.storage import layout
 from graphkiln.storage.digests import digest_bytes
-from graphkiln.storage.leases import LeaseRecord, Leases, Observation
+from graphkiln.storage.documents import seal
+from graphkiln.storage.leases import LONGEST_LIFE_SECONDS, LeaseRecord, Leases, Observation
 from graphkiln.storage.store import Store, open_for_writing
 from tests.storage.faults import DictFilesystem, FaultPoint, FaultyFilesystem
 
@@ -182,3 +183,14 @@ def test_racing_threads_take_a_lease_once(store: Store) -> None:
         thread.join()
     assert len(taken) == 8
     assert sum(isinstance(lease, LeaseRecord) for lease in taken) == 1
+
+
+def test_a_planted_lease_holds_nobody_up_for_ever(store: Store) -> None:
+    planted = LeaseRecord(KEY, "token", "an attacker", "nonce", 1e12)
+    assert store.create(layout.by_digest(layout.LEASES, KEY), seal("lease", planted))
+    clock = Clock()
+    observer = leases_of(store, clock)
+    seen = observer.take(KEY)
+    assert isinstance(seen, Observation)
+    clock.now += LONGEST_LIFE_SECONDS
+    assert isinstance(observer.take(KEY, seen), LeaseRecord)

@@ -209,6 +209,13 @@ def test_a_collector_that_was_killed_is_waited_for_as_long_as_it_said(
     assert store.peek(layout.SWEEP) is None
 
 
+def test_a_planted_sweep_holds_nobody_up_for_ever(store: Store) -> None:
+    store.put(layout.SWEEP, seal("sweep", SweepRecord("an attacker", "nonce", 1e12)))
+    waiting = Waiting()
+    wait_for_sweep(store, sleep=waiting.sleep, monotonic=waiting.monotonic)
+    assert waiting.waited < 3700
+
+
 def test_a_trainers_pin(store: Store, clock: Clock) -> None:
     pin_manifest(store, VARIANT, KEYS[1], reason="a trainer", life=timedelta(hours=12))
     ((path, record),) = pins_of(store)
