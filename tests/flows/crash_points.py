@@ -22,6 +22,7 @@ from graphkiln.storage.records import Plan
 from graphkiln.storage.results import manifest_of
 from graphkiln.storage.retention import Policy
 from graphkiln.storage.store import Store, open_for_writing
+from graphkiln.tasks.artifacts import unpack
 from graphkiln.tasks.session import Report
 from tests.flows.stand_in_workers import Kernels, Outputs, resolved_network, run
 from tests.storage.faults import FAULTS, HALF_READ, HALF_WRITTEN, DictFilesystem, FaultPoint
@@ -188,7 +189,7 @@ def load(store: Store) -> Outputs | None:
     if ref is None:
         return None
     return {
-        graph: {name: store.get_blob(blob, f"output {name} of {graph}") for name, blob in outputs.items()}
+        graph: unpack({name: store.get_blob(blob, f"output {name} of {graph}") for name, blob in outputs.items()})
         for graph, outputs in manifest_of(store, ref).artifacts.items()
     }
 
