@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -21,7 +21,7 @@ from graphkiln.storage.digests import digest_bytes
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import StoreUnavailableError
 from graphkiln.storage.filesystem import Entry
-from graphkiln.storage.leases import TIME_TO_LIVE_SECONDS, Leases, Observation, this_process
+from graphkiln.storage.leases import TIME_TO_LIVE_SECONDS, LeaseRecord, Leases, Observation, this_process
 from graphkiln.storage.local import TEMPORARY_PREFIX
 from graphkiln.storage.pins import LONGEST_SWEEP_SECONDS, SWEEP_SECONDS
 from graphkiln.storage.reach import Reach, Roots
@@ -40,6 +40,9 @@ _SWEPT = (
 )
 _COLLECTOR = digest_bytes(b"collector")
 _CHUNK = 200
+# Of the time that runs wait for a batch, the part in which a deletion may start: the last may have to be repeated for a
+# minute until a server answers.
+_DELETING_PART = 1 / 8
 _WAIT_SECONDS = 1.0
 
 _log = logging.getLogger("graphkiln")
@@ -110,6 +113,8 @@ class Collector:
         self._reach = Reach(self._store)
         self._deleted: set[str] = set()
         self._seconds = SWEEP_SECONDS
+        self._announced = b""
+        self._make_sure_to_be_alone: Callable[[], object] = lambda: None
 
     def plan(self) -> Collection:
         """Return what `run` would do now. Nothing is written.
@@ -150,14 +155,16 @@ class Collector:
         facts = [
             VariantFacts(
                 name=name,
-                used_at=variant.used_at,
+                used_at=max([variant.used_at, *_written(name, listing)]),
                 pinned=name in roots.held,
-                sizes={path: listing[path].size for path in variant.needs if path in listing},
+                sizes={path: listing[path].size for path in variant.needs - roots.pinned if path in listing},
             )
             for name, variant in roots.variants.items()
         ]
-        rest = sum(listing[path].size for path in roots.pinned if path in listing)
-        return listing, roots, dropped_variants(facts, self._policy, self._store.now(), rest)
+        of_variants = {path for item in facts for path in item.sizes}
+        rest = listing.keys() - of_variants - self._doomed(listing, roots, [])
+        kept_anyway = sum(listing[path].size for path in rest)
+        return listing, roots, dropped_variants(facts, self._policy, self._store.now(), kept_anyway)
 
     def _roots(self) -> Roots:
         return self._reach.roots(self._store.now() - self._policy.grace)
@@ -203,24 +210,37 @@ class Collector:
             ]
             doomed = self._doomed(listing, roots, dropped) - self._deleted
             for chunk in _chunks(_in_order(doomed)):
-                if self._monotonic() - started > self._seconds / 2:
+                if self._monotonic() - started > self._seconds * _DELETING_PART:
                     break
-                self._store.delete_many(chunk)
+                self._delete(chunk, listing)
                 self._deleted.update(chunk)
                 self._tell(f"{len(self._deleted)} of {len(self._deleted | doomed)} objects deleted")
             if doomed <= self._deleted:
                 return
 
+    def _delete(self, chunk: list[str], listing: Mapping[str, Entry]) -> None:
+        """Delete what is never written again under its name; pins and leases, only if nobody has written them since."""
+        folder = chunk[0].partition("/")[0]
+        if folder not in (layout.PINS, layout.LEASES):
+            self._store.delete_many(chunk)
+            return
+        contents = {path: self._store.peek(path) for path in chunk}
+        # Listed after they were read: what is still as it was listed first was read as it was judged.
+        now = {entry.path: entry for entry in self._store.entries(folder)}
+        for path, content in contents.items():
+            if content is not None and now.get(path) == listing[path]:
+                self._store.remove(path, expected=content)
+
     def _begin_batch(self) -> float:
+        self._make_sure_to_be_alone()
         started = self._monotonic()
         record = SweepRecord(owner=this_process(), nonce=secrets.token_hex(8), seconds=self._seconds)
-        self._store.put(layout.SWEEP, seal("sweep", record))
+        self._announced = seal("sweep", record)
+        self._store.put(layout.SWEEP, self._announced)
         return started
 
     def _end_sweep(self) -> None:
-        content = self._store.peek(layout.SWEEP)
-        if content is not None:
-            self._store.remove(layout.SWEEP, expected=content)
+        self._store.remove(layout.SWEEP, expected=self._announced)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -235,6 +255,7 @@ class Collector:
                 self._tell(f"waiting for another collection, by {taken.owner}")
                 self._sleep(_WAIT_SECONDS)
                 taken = leases.take(_COLLECTOR, taken)
+            self._make_sure_to_be_alone = lambda: _require(leases, taken, self._store.url)
             with leases.holding(taken):
                 yield
 
@@ -277,6 +298,20 @@ class Collector:
             kept_objects=len(kept),
             kept_bytes=sum(kept),
         )
+
+
+def _written(variant: VariantName, listing: Mapping[str, Entry]) -> list[datetime]:
+    """Return when a variant's documents came to this store, which for an imported one is long after its commit."""
+    found = [listing[path] for path in _own_documents(variant) if path in listing]
+    return [datetime.fromtimestamp(entry.modified, UTC) for entry in found]
+
+
+def _require(leases: Leases, lease: LeaseRecord, url: str) -> None:
+    """Stop if this collector has slept for so long that another one has taken its place."""
+    leases.renew()
+    if not leases.holds(lease):
+        message = f"another collection of {url} has taken the place of this one, which did not renew its lease in time"
+        raise StoreUnavailableError(message, reason="collecting", retryable=True)
 
 
 def _own_documents(variant: VariantName) -> list[str]:

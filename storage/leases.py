@@ -137,6 +137,11 @@ class Leases:
         except GraphKilnError as error:
             _log.warning("the lease of %s could not be given back: %s", lease.key[:12], error)
 
+    def holds(self, lease: LeaseRecord) -> bool:
+        """Tell whether a lease was still this holder's when it was last renewed."""
+        with self._lock:
+            return lease.key in self._held
+
     @contextlib.contextmanager
     def holding(self, lease: LeaseRecord) -> Iterator[None]:
         """Release a lease at the end of a block."""

@@ -32,11 +32,12 @@ _RENEWALS_PER_LIFE = 3
 # How far the clocks of two hosts may be apart.
 CLOCK_SKEW = timedelta(minutes=2)
 
-# A sweep whose record does not say how long it takes, as it is damaged.
-SWEEP_SECONDS = 30.0
+# How long a run waits for a batch of a collector of which it hears nothing more, unless the batch says otherwise.
+SWEEP_SECONDS = 120.0
 # However long a sweep says that it takes, nobody waits longer: the record may be planted.
 LONGEST_SWEEP_SECONDS = 3600.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.05, 1.0
+_TOLD_AFTER_SECONDS = 5.0
 
 _log = logging.getLogger("graphkiln")
 
@@ -106,9 +107,13 @@ class RunPin:
     def leave(self, manifest: Digest) -> None:
         """Let the pin hold this manifest until it expires, though the run ends: its trainer is about to load it."""
         with self._lock:
-            if self._record is not None:
+            if self._record is None:
+                return
+            self._closed = True
+            try:
                 self._write(msgspec.structs.replace(self._record, manifests=(manifest,), actions=(), blobs=()))
-                self._closed = True
+            except GraphKilnError as error:
+                _log.warning("a pin could not be renewed, and holds until it expires: %s", error)
 
     def close(self) -> None:
         """Take the pin away, unless it was left."""
@@ -155,9 +160,13 @@ def wait_for_sweep(
     first = store.peek(layout.SWEEP)
     if first is None:
         return
-    deadline = monotonic() + _sweep_seconds(first)
-    wait = _FIRST_WAIT_SECONDS
+    begun = monotonic()
+    deadline = begun + _sweep_seconds(first)
+    wait, told = _FIRST_WAIT_SECONDS, False
     while monotonic() < deadline:
+        if not told and monotonic() > begun + _TOLD_AFTER_SECONDS:
+            told = True
+            _log.warning("waiting for a collection of %s that is deleting, at most %.0f s", store.url, deadline - begun)
         sleep(wait)
         if store.peek(layout.SWEEP) != first:
             return
@@ -196,10 +205,13 @@ def pin_variant(store: Store, variant: VariantName, *, reason: str, life: timede
     """
     ref = store.read_ref(*variant)
     if ref is None:
-        network, target, digest = variant
-        message = f"{network} for {target} (variant {digest[:12]}) is not committed: there is nothing to pin"
-        raise BadInputError(message, reason="not-committed")
-    return _pin(store, _kept_path(variant), variant, ref.manifest, reason, life)
+        raise _not_committed(variant)
+    record = _pin(store, _kept_path(variant), variant, ref.manifest, reason, life)
+    if store.read_ref(*variant) is None:  # dropped before the collector could see the pin
+        unpin_variant(store, variant)
+        raise _not_committed(variant)
+    store.read_manifest(ref.manifest)
+    return record
 
 
 def unpin_variant(store: Store, variant: VariantName) -> bool:
@@ -231,6 +243,12 @@ def remove_variant(store: Store, variant: VariantName) -> bool:
 def pin_manifest(store: Store, variant: VariantName, manifest: Digest, *, reason: str, life: timedelta) -> None:
     """Keep one manifest and what it names for some time, whatever becomes of its variant."""
     _pin(store, f"{layout.MANIFEST_PINS}/{secrets.token_hex(16)}", variant, manifest, reason, life)
+
+
+def _not_committed(variant: VariantName) -> BadInputError:
+    network, target, digest = variant
+    message = f"{network} for {target} (variant {digest[:12]}) is not committed: there is nothing to pin"
+    return BadInputError(message, reason="not-committed")
 
 
 def _remove(store: Store, path: str) -> bool:

@@ -68,7 +68,7 @@ class Roots:
 
 @dataclass
 class Reach:
-    """Follows names through a store. Manifests and results that were found are read once; others may yet be written."""
+    """Follows names through a store. Manifests that were found are read once; others may yet be written."""
 
     store: Store
     _manifests: dict[Digest, Manifest] = field(default_factory=dict)
@@ -89,6 +89,7 @@ class Reach:
         names = {*self.store.variants(layout.PLANS), *self.store.variants(layout.REFS)}
         self._failed = set(self.store.names(layout.FAILURES))
         self._lost_refs = False
+        self._actions.clear()  # a result that was lost is made anew under the same key
         variants = {name: self._of_variant(name, since) for name in sorted(names)}
         pinned = set(pins).union(*(self._of_pin(pin) for pin in pins.values()))
         if self._lost_refs:

@@ -1,6 +1,6 @@
 """Which variants a collection keeps: pure facts and a policy, no I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -15,7 +15,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         keep_last: of each network and target, keep only so many variants, those used last.
         older_than: drop variants that no run has used for so long.
         max_bytes: drop the variants that were used longest ago until the store holds at most so many bytes.
-        grace: keep what was written within this time, whoever may need it, and manifests that were replaced in it.
+        grace: keep what was written within this time, whoever may need it, manifests that were replaced in it, and
+            variants that were used in it.
     """
 
     keep_last: int | None = None
@@ -31,7 +32,7 @@ class VariantFacts(msgspec.Struct, frozen=True, kw_only=True):
         name: network, target and variant.
         used_at: when a run last compiled, committed or used it.
         pinned: whether a pin holds it.
-        sizes: bytes of everything that it needs, by path.
+        sizes: bytes of everything that it needs and that is not kept anyway, by path.
     """
 
     name: VariantName
@@ -41,7 +42,9 @@ class VariantFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dropped_variants(variants: Iterable[VariantFacts], policy: Policy, now: datetime, rest: int) -> list[VariantName]:
-    """Return the variants that the policy drops, those used longest ago first. Pinned ones are never dropped.
+    """Return the variants that the policy drops, those used longest ago first.
+
+    Those that are pinned, or were used within the grace period, are never dropped.
 
     Args:
         variants: all variants.
@@ -50,6 +53,7 @@ def dropped_variants(variants: Iterable[VariantFacts], policy: Policy, now: date
         rest: bytes that are kept whatever becomes of the variants.
     """
     newest_first = sorted(variants, key=lambda item: (item.used_at, item.name), reverse=True)
+    stays = {item.name for item in newest_first if item.pinned or item.used_at > now - policy.grace}
     kept: list[VariantFacts] = []
     dropped: list[VariantName] = []
     seen: dict[tuple[str, str], int] = {}
@@ -58,17 +62,17 @@ def dropped_variants(variants: Iterable[VariantFacts], policy: Policy, now: date
         seen[place] = seen.get(place, 0) + 1
         too_many = policy.keep_last is not None and seen[place] > policy.keep_last
         too_old = policy.older_than is not None and item.used_at < now - policy.older_than
-        if (too_many or too_old) and not item.pinned:
+        if (too_many or too_old) and item.name not in stays:
             dropped.append(item.name)
         else:
             kept.append(item)
     dropped.reverse()
     if policy.max_bytes is not None:
-        dropped += _over_size(kept, policy.max_bytes - rest)
+        dropped += _over_size(kept, policy.max_bytes - rest, stays)
     return dropped
 
 
-def _over_size(newest_first: list[VariantFacts], most: int) -> list[VariantName]:
+def _over_size(newest_first: list[VariantFacts], most: int, stays: Container[VariantName]) -> list[VariantName]:
     users: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for item in newest_first:
@@ -80,7 +84,7 @@ def _over_size(newest_first: list[VariantFacts], most: int) -> list[VariantName]
     for item in reversed(newest_first):
         if total <= most:
             break
-        if item.pinned:
+        if item.name in stays:
             continue
         dropped.append(item.name)
         for path in item.sizes:

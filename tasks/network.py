@@ -113,11 +113,13 @@ class CompiledNetwork:
 
         Raises:
             BadInputError: the store cannot be written.
+            DamagedStoreError: it has been collected already.
         """
         plan = self.manifest.plan
         variant = (plan.network.name, plan.target.name, plan.variant)
         digest = digest_bytes(seal("manifest", self.manifest))
         pin_manifest(self._store, variant, digest, reason=f"a trainer, {this_process()}", life=life)
+        self._store.read_manifest(digest)  # a collector that could not see the pin yet may have been faster
 
     def __repr__(self) -> str:
         return f"<CompiledNetwork {self.manifest.plan.title()}, committed {self.committed_at:%Y-%m-%d %H:%M:%S %Z}>"

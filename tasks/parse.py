@@ -33,10 +33,13 @@ def store_plan(resolved: ResolvedNetwork, parsed: Sequence[KernelGraph], store: 
     _check_graphs(resolved, parsed)
     encoded = [encode(graph.payload) for graph in parsed]
     plan = _plan(resolved, parsed, [ref for ref, _ in encoded])
+    pin.add(actions=(graph.key for graph in plan.graphs), blobs=(ref.digest for ref, _ in encoded))
+    # Read only now: a collector that did not see the pin may have dropped it until a moment ago.
     current = store.mend(lambda: store.read_plan(resolved.network.name, resolved.target.name, resolved.variant))
     before = None if current is None or current.plan == plan else encode(seal("plan", current))
+    if before is not None:
+        pin.add(blobs=[before[0].digest])
     stored = [*encoded, *([before] if before else [])]
-    pin.add(actions=(graph.key for graph in plan.graphs), blobs=(ref.digest for ref, _ in stored))
     known = {graph.payload.digest for graph in current.plan.graphs} if current else set()
     store.put_encoded(stored, known=known)
     _write_plan(plan, current, before[0] if before else None, store)

@@ -15,7 +15,6 @@ from graphkiln.flows.commands.common import (
     out,
     print_json,
     store_options,
-    target_option,
     variant_option,
 )
 from graphkiln.flows.console import print_collection
@@ -28,6 +27,9 @@ from graphkiln.storage.records import VariantName
 from graphkiln.storage.store import Store
 
 Answer = TypeVar("Answer")
+
+
+_targets_option = click.option("--target", metavar="NAME", help="Only of this target. [default: all targets]")
 
 
 @click.command("gc")
@@ -76,7 +78,7 @@ def gc_command(
 
 @click.command("rm")
 @click.argument("network")
-@target_option
+@_targets_option
 @variant_option
 @store_options
 @json_option
@@ -105,7 +107,7 @@ def rm_command(
 
 @click.command("pin")
 @click.argument("network")
-@target_option
+@_targets_option
 @variant_option
 @click.option("--for", "life", metavar="DURATION", help="How long the pin holds, such as 12h. [default: until unpin]")
 @click.option("--reason", default="pinned by hand", show_default=True, help="What to tell whoever asks.")
@@ -131,7 +133,7 @@ def pin_command(
 
 @click.command("unpin")
 @click.argument("network")
-@target_option
+@_targets_option
 @variant_option
 @store_options
 @json_option

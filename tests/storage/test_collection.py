@@ -1,5 +1,6 @@
 """Collection: what is needed stays, what is not goes, at every moment and beside every run."""
 
+import functools
 import threading
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import StoreUnavailableError
 from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.local import LocalFilesystem
-from graphkiln.storage.pins import RunPin, pin_manifest, pin_variant, remove_variant
+from graphkiln.storage.pins import RunPin, pin_manifest, pin_variant, pins_of, remove_variant
 from graphkiln.storage.records import Manifest, Plan, PlanDocument, PlannedGraph, Superseded, VariantName
 from graphkiln.storage.results import usable_result
 from graphkiln.storage.retention import Policy
@@ -250,6 +251,47 @@ def test_policies_drop_variants_but_no_shared_kernel_graph_and_no_pinned_one(kil
     smallest = kiln.collect(Policy(max_bytes=0))
     assert smallest.dropped == (variant_of(new),)
     assert loads(kiln, pinned)
+
+
+def test_the_size_of_what_is_pinned_counts_once(kiln: Kiln) -> None:
+    kiln.commit("pinned", FOUR)
+    plan = kiln.commit("free", ONE)
+    pin_variant(kiln.store, variant_of(kiln.commit("pinned", FOUR)), reason="x", life=None)
+    kiln.clock.now += 2 * DAY
+    size = kiln.collect(dry_run=True).kept_bytes
+    assert kiln.collect(Policy(max_bytes=size), dry_run=True).dropped == ()
+    assert kiln.collect(Policy(max_bytes=size - 1), dry_run=True).dropped == (variant_of(plan),)
+
+
+def test_a_variant_that_came_to_this_store_lately_is_not_old(kiln: Kiln) -> None:
+    """As one from a bundle, whose commit is as old as it is on the host that made it."""
+    plan = kiln.commit("toy", ONE)
+    kiln.clock.now += 40 * DAY
+    for path in kiln.filesystem.objects:
+        kiln.filesystem.modified[path] = kiln.clock.seconds()
+    assert kiln.collect(Policy(older_than=30 * DAY)).dropped == ()
+    assert loads(kiln, plan)
+
+
+def test_a_pin_that_is_written_again_beside_a_collection_stays(kiln: Kiln) -> None:
+    """At every operation of a collection that was about to take it away, as it had expired."""
+    plan = kiln.commit("toy", ONE)
+    pin_variant(kiln.store, variant_of(plan), reason="x", life=DAY)
+    kiln.clock.now += 10 * DAY
+    at = 0
+    while True:
+        inner = _copy_of(kiln)
+        store = Store(inner, now=kiln.clock)
+        ((path, pin),) = [(path, store.read_pin(path)) for path in store.names(layout.KEPT_PINS)]
+        assert pin is not None
+        again = msgspec.structs.replace(pin, reason="again", expires_at=None)
+        faulty = FaultyFilesystem(inner, FaultPoint(at, meanwhile=functools.partial(store.write_pin, path, again)))
+        Collector(Store(faulty, now=kiln.clock), Policy(max_bytes=0, grace=DAY)).run()
+        if at >= len(faulty.point.operations):
+            break
+        assert [pin.reason for _, pin in pins_of(store)] == ["again"], (at, faulty.point.operations[at])
+        at += 1
+    assert at > 20
 
 
 def test_a_network_that_a_run_used_lately_is_not_old(kiln: Kiln) -> None:

@@ -77,7 +77,7 @@ def test_no_pinned_variant_is_dropped_and_none_that_need_not_be(
     assert len(set(dropped)) == len(dropped)
     kept = [item for item in variants if item.name not in dropped]
     assert {item.name for item in variants if item.pinned} <= {item.name for item in kept}
-    free = [item for item in kept if not item.pinned]
+    free = [item for item in kept if not item.pinned and item.used_at <= NOW - policy.grace]
     if most is not None and free:
         assert sum(sum(item.sizes.values()) for item in kept) <= most
     if keep_last is not None:
@@ -90,3 +90,9 @@ def test_no_pinned_variant_is_dropped_and_none_that_need_not_be(
             assert not {item.name for item in free} & {item.name for item in last[keep_last:]}
     if policy == Policy():
         assert not dropped
+
+
+def test_what_was_used_a_moment_ago_stays_whatever_the_policy() -> None:
+    young = [facts("a/cpu/new", 0.5, a=1), facts("a/cpu/newer", 0.1, b=1)]
+    for policy in (Policy(keep_last=1), Policy(older_than=0 * DAY), Policy(max_bytes=0)):
+        assert dropped_variants(young, policy, NOW, rest=0) == []
