@@ -197,12 +197,12 @@ class Collector:
             started = self._begin_batch()
             roots = self._roots()
             took = self._monotonic() - started
-            if took > LONGEST_SWEEP_SECONDS / 8:
+            if took > LONGEST_SWEEP_SECONDS * _DELETING_PART / 4:
                 message = f"reading what {self._store.url} needs took {took:.0f} s, too long to delete beside runs"
                 raise StoreUnavailableError(message, reason="too-slow", retryable=True)
-            if took > self._seconds / 4:
-                # A run that waits may have given this batch up before it deletes anything: say so first.
-                self._seconds = 8 * took
+            if took > self._seconds * _DELETING_PART / 2:
+                # Nothing could be deleted in the time that was announced: announce more.
+                self._seconds = 4 * took / _DELETING_PART
                 continue
             # A variant that is pinned or used now, or gone already, is not given up (any more).
             dropped = [

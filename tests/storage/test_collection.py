@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 import msgspec
@@ -14,6 +14,7 @@ from graphkiln.storage.collection import Collection, Collector
 from graphkiln.storage.digests import Digest, digest_bytes
 from graphkiln.storage.documents import seal
 from graphkiln.storage.errors import StoreUnavailableError
+from graphkiln.storage.filesystem import Entry
 from graphkiln.storage.leases import LeaseRecord, Leases
 from graphkiln.storage.local import LocalFilesystem
 from graphkiln.storage.pins import RunPin, pin_manifest, pin_variant, pins_of, remove_variant
@@ -388,6 +389,24 @@ class Waited:
 
     def monotonic(self) -> float:
         return self.seconds
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 2.0, 4.0, 6.0, 20.0])
+def test_a_store_whose_roots_take_long_to_read_is_collected_all_the_same(kiln: Kiln, seconds: float) -> None:
+    """A run has to wait the longer for a batch, and the collector is heard of before it is given up."""
+    kiln.store.put_blob(b"nobody needs this")
+    kiln.clock.now += 2 * DAY
+    waited = Waited()
+
+    class Slow(DictFilesystem):
+        def entries(self, folder: str) -> Iterator[Entry]:
+            waited.sleep(seconds)
+            assert waited.seconds < 1000, "it goes round in circles"
+            return super().entries(folder)
+
+    slow = Slow(kiln.filesystem.objects, kiln.clock.seconds)
+    found = Collector(Store(slow, now=kiln.clock), Policy(), monotonic=waited.monotonic).run()
+    assert [item.objects for item in found.freed] == [1]
 
 
 def test_two_collectors_take_turns(kiln: Kiln) -> None:
